@@ -1,0 +1,43 @@
+"""What can go wrong between ranks.
+
+CollectiveError(RuntimeError)
+├── CollectiveMismatchError   the ranks made different calls, or passed arrays that do not fit together
+├── CollectiveTimeoutError    a rank did not come in time
+└── CollectiveAbortedError    another rank failed while this one waited for it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class CollectiveError(RuntimeError):
+    """A collective could not be completed. Every rank that took part raises it."""
+
+
+class CollectiveMismatchError(CollectiveError):
+    """The ranks' calls do not fit together. Raised on every rank.
+
+    Attributes:
+        calls: what each rank called, in words, by rank; None for a rank that ended without calling.
+    """
+
+    def __init__(self, message: str, calls: Sequence[str | None] = ()) -> None:
+        super().__init__(message)
+        self.calls = tuple(calls)
+
+
+class CollectiveTimeoutError(CollectiveError):
+    """Some rank did not call the collective before the group's timeout.
+
+    Attributes:
+        missing: the ranks that did not come.
+    """
+
+    def __init__(self, message: str, missing: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+
+
+class CollectiveAbortedError(CollectiveError):
+    """This rank was released from a collective because another rank failed; that failure is the cause."""

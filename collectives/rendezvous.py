@@ -1,0 +1,307 @@
+"""Where the threads of one group meet.
+
+Each member comes to a meeting with a call (what it wants, in comparable form) and a value. The last to
+come checks that all want the same, concludes the meeting for everybody, and lets the others go on, each
+with its result. Waiting is done on one raw lock for each member: the cheapest wait that CPython has.
+
+A meeting fails for all who wait in it as soon as it cannot be completed: a member raised, ended its step,
+waits for something else, or did not come in time.
+"""
+
+from __future__ import annotations
+
+import _thread
+import copy
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum
+from types import CodeType
+from typing import Any, NamedTuple, NoReturn, final
+
+from collectives.arrays import describe_kind
+from collectives.errors import (
+    CollectiveAbortedError,
+    CollectiveError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+)
+
+Conclude = Callable[[list[Any]], Sequence[Any]]
+"""From every member's value, by member, to every member's result. Runs once, in the last to come."""
+
+
+class Call(NamedTuple):
+    """What a member calls. Members meet only if their calls are equal."""
+
+    kind: str
+    """The collective, such as ``all_reduce``."""
+    detail: tuple[Any, ...] = ()
+    """What must agree: a reduction, a root, pairs of dtype and shape. Put into words only when it does not."""
+    name: str | None = None
+    """What the user calls it."""
+
+    def __str__(self) -> str:
+        named = f" {self.name!r}" if self.name is not None else ""
+        return " ".join([f"{self.kind}{named}", *(_word(part) for part in self.detail)])
+
+
+@final
+class Rendezvous:
+    """The meeting point of a fixed number of threads, used over and over.
+
+    Args:
+        size: how many members.
+        timeout: seconds that a member waits for the others.
+        member: what a member is called in messages, ``"rank"`` or ``"replica"``.
+    """
+
+    def __init__(self, size: int, timeout: float, member: str = "rank") -> None:
+        self.size = size
+        self.timeout = timeout
+        self._member = member
+        self._mutex = _thread.allocate_lock()
+        self._gates = [_thread.allocate_lock() for _ in range(size)]
+        for gate in self._gates:
+            gate.acquire()
+        self._calls: list[Call | None] = [None] * size
+        self._values: list[Any] = [None] * size
+        self._results: list[Any] = [None] * size
+        # Whoever turns a flag off, with the mutex held, opens that member's gate, once.
+        self._waiting = [False] * size
+        self._ended = [False] * size
+        self._num_ended = 0
+        self._arrived = 0
+        self._sequence = 0
+        self._concluding = False
+        self._failure: BaseException | None = None
+        self._mail: dict[tuple[int, int, int], deque[Any]] = {}
+        self._all_ended = _thread.allocate_lock()
+        self._all_ended.acquire()
+
+    # ------------------------------------------------------------------ a step
+
+    def begin(self) -> None:
+        """Forget the last step: nobody has ended, nothing has failed. Nobody may be inside."""
+        self._ended = [False] * self.size
+        self._num_ended = self._arrived = self._sequence = 0
+        self._concluding = False
+        if self._failure is not None:
+            self._failure = None
+            self._calls = [None] * self.size
+            self._values = [None] * self.size
+            self._results = [None] * self.size
+            self._waiting = [False] * self.size
+            # A member that was interrupted while it waited left its gate open behind it.
+            for gate in self._gates:
+                gate.acquire(False)
+        if self._mail:
+            self._mail.clear()
+        self._all_ended.acquire(False)
+
+    def end(self, member: int) -> None:
+        """The member makes no more calls in this step. Whoever waits for it is told."""
+        with self._mutex:
+            self._ended[member] = True
+            self._num_ended += 1
+            if self._num_ended == self.size:
+                self._all_ended.release()
+            elif self._failure is None and self._is_missed(member):
+                self._fail(self._mismatch())
+
+    def wait_until_all_ended(self, timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds until every member has called `end`."""
+        return self._all_ended.acquire(True, timeout)
+
+    def has_ended(self, member: int) -> bool:
+        """Whether the member has called `end` in this step."""
+        return self._ended[member]
+
+    def abort(self, failure: BaseException) -> None:
+        """Fail whatever anybody waits for now or will wait for in this step. The first failure stays."""
+        with self._mutex:
+            self._fail(failure)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What went wrong first in this step."""
+        return self._failure
+
+    # ---------------------------------------------------------------- meetings
+
+    def meet(self, member: int, call: Call, value: Any, conclude: Conclude) -> Any:
+        """Meet all others, and get this member's result.
+
+        Raises:
+            CollectiveMismatchError: some member calls something else, or has ended.
+            CollectiveTimeoutError: some member did not come in time.
+            CollectiveAbortedError: some member failed.
+        """
+        with self._mutex:
+            if self._failure is not None:
+                self._raise_failure(member, call)
+            self._calls[member] = call
+            self._values[member] = value
+            if self._num_ended:
+                self._fail(self._mismatch())
+                self._raise_failure(member, call)
+            self._arrived += 1
+            last = self._arrived == self.size
+            if last:
+                self._arrived = 0
+                self._concluding = True
+            else:
+                self._wait_or_fail(member)
+        if not last:
+            self._pass_gate(member, call)
+            result = self._results[member]
+            self._results[member] = None
+            return result
+        return self._conclude(member, call, conclude)
+
+    def _conclude(self, member: int, call: Call, conclude: Conclude) -> Any:
+        values = self._values
+        self._values = [None] * self.size
+        try:
+            if self._calls.count(call) != self.size:
+                raise self._mismatch()
+            results = list(conclude(values))
+        except BaseException as failure:
+            self.abort(failure)
+            raise
+        with self._mutex:
+            self._concluding = False
+            self._calls = [None] * self.size
+            self._sequence += 1
+            result, results[member] = results[member], None
+            self._results = results
+            self._open_all()
+        return result
+
+    def send(self, member: int, peer: int, tag: int, message: Any) -> None:
+        """Leave a message for a peer; does not wait."""
+        with self._mutex:
+            call = Call("send", (peer, f"tag {tag}"))
+            if self._failure is not None:
+                self._raise_failure(member, call)
+            self._mail.setdefault((member, peer, tag), deque()).append(message)
+            if self._waiting[peer] and self._calls[peer] == _receiving(member, tag):
+                self._open(peer)
+
+    def receive(self, member: int, peer: int, tag: int) -> Any:
+        """The peer's next message with this tag, waiting for it if need be. Raises as `meet`."""
+        call = _receiving(peer, tag)
+        with self._mutex:
+            if self._failure is not None:
+                self._raise_failure(member, call)
+            letters = self._mail.setdefault((peer, member, tag), deque())
+            if letters:
+                return letters.popleft()
+            self._calls[member] = call
+            if self._ended[peer]:
+                self._fail(self._mismatch())
+                self._raise_failure(member, call)
+            self._wait_or_fail(member)
+        self._pass_gate(member, call)
+        self._calls[member] = None
+        return letters.popleft()
+
+    # ----------------------------------------------------------------- waiting
+
+    def _is_missed(self, member: int) -> bool:
+        # With the mutex held. Whether somebody waits for what this member, which has just ended, won't do.
+        if self._arrived or self._num_ended + self._waiting.count(True) == self.size:
+            return True
+        for other, call in enumerate(self._calls):
+            if self._waiting[other] and call is not None and call.kind == "recv" and call.detail[0] == member:
+                return True
+        return False
+
+    def _wait_or_fail(self, member: int) -> None:
+        # With the mutex held.
+        self._waiting[member] = True
+        if self._num_ended + self._waiting.count(True) == self.size:
+            self._waiting[member] = False
+            self._fail(self._mismatch())
+            self._raise_failure(member, self._calls[member])
+
+    def _pass_gate(self, member: int, call: Call) -> None:
+        while not self._gates[member].acquire(True, self.timeout):
+            if self._give_up(member, call):
+                break
+        if self._failure is not None:
+            self._raise_failure(member, call)
+
+    def _give_up(self, member: int, call: Call) -> bool:
+        """After a timeout: fail the meeting, unless it is being concluded or just was."""
+        with self._mutex:
+            if not self._waiting[member] or self._concluding:
+                return False  # the gate is open, or its opener is at work: all have come
+            self._waiting[member] = False
+            self._fail(self._late(member, call))
+            return True
+
+    def _open(self, member: int) -> None:
+        if self._waiting[member]:
+            self._waiting[member] = False
+            self._gates[member].release()
+
+    def _open_all(self) -> None:
+        for member in range(self.size):
+            self._open(member)
+
+    # ---------------------------------------------------------------- failures
+
+    def _fail(self, failure: BaseException) -> None:
+        # With the mutex held.
+        if self._failure is None:
+            self._failure = failure
+        self._concluding = False
+        self._open_all()
+
+    def _raise_failure(self, member: int, call: Call | None) -> NoReturn:
+        failure = self._failure
+        if isinstance(failure, CollectiveError):
+            # One instance for each member: they are raised in several threads at once.
+            raise copy.copy(failure)
+        raise CollectiveAbortedError(
+            f"{call}: {self._member} {member} was released because another {self._member} failed with {failure!r}"
+        ) from failure
+
+    def _mismatch(self) -> CollectiveMismatchError:
+        calls = [None if ended else str(call) for ended, call in zip(self._ended, self._calls, strict=True)]
+        listed = "; ".join(
+            f"{self._member} {member} "
+            + (f"calls {self._calls[member]}" if self._calls[member] and not self._ended[member] else "")
+            + ("has finished without another call" if self._ended[member] else "")
+            + ("makes no call yet" if not self._calls[member] and not self._ended[member] else "")
+            for member in range(self.size)
+        )
+        return CollectiveMismatchError(
+            f"seq {self._sequence}: the calls do not fit together: {listed}; every {self._member} must make the same "
+            "calls in the same order, with the same shapes and dtypes — look for a branch that only some take",
+            calls,
+        )
+
+    def _late(self, member: int, call: Call) -> CollectiveTimeoutError:
+        missing = [other for other in range(self.size) if self._calls[other] is None]
+        waiting = "; ".join(f"{self._member} {m} in {c}" for m, c in enumerate(self._calls) if c is not None)
+        return CollectiveTimeoutError(
+            f"{call}: {self._member} {member} of {self.size} waited {self.timeout:g} s for the others at seq "
+            f"{self._sequence}; missing: {', '.join(f'{self._member} {m}' for m in missing) or 'nobody'}; waiting: "
+            f"{waiting}; did every {self._member} call it? — raise timeout_seconds if one is only slow",
+            missing,
+        )
+
+
+def _receiving(peer: int, tag: int) -> Call:
+    return Call("recv", (peer, f"tag {tag}"))
+
+
+def _word(part: Any) -> str:
+    if isinstance(part, Enum):
+        return part.name
+    if isinstance(part, tuple):
+        return describe_kind(*part)
+    if isinstance(part, CodeType):
+        return f"of {part.co_qualname} (line {part.co_firstlineno} of {part.co_filename})"
+    return str(part)

@@ -1,0 +1,69 @@
+"""The command line of `examples.digits`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The flags as attributes, checked; a wrong one ends the program with what is needed.
+
+    Args:
+        arguments: without the program's name; None takes those of the process.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.digits", description="Learn to read handwritten digits on several replicas."
+    )
+    add = parser.add_argument
+    strategies = ["one_device", "mirrored", "central_storage"]
+    add("--strategy", choices=strategies, default="mirrored", help="who runs the steps (default mirrored)")
+    add("--replicas", type=_count, metavar="N", help="how many share each batch (default 2, one_device 1)")
+    add("--epochs", type=_count, default=30, metavar="E", help="passes over the training set (default 30)")
+    add("--batch-size", type=_count, default=64, metavar="G", help="examples in a global batch (default 64)")
+    add("--optimizer", choices=["adam", "sgd"], default="adam", help="update rule (default adam)")
+    add("--learning-rate", type=_rate, metavar="R", help="of the update rule (default adam 0.002, sgd 0.1)")
+    add("--dtype", choices=["float32", "float64"], default="float64", help="of numbers (default float64)")
+    add("--seed", type=_seed, default=0, metavar="S", help="of first weights and shuffling (default 0)")
+    add("--plot", type=_png, default="digits.png", metavar="PATH", help="of the PNG (default digits.png)")
+    add("--quiet", action="store_true", help="show no progress bar")
+    options = parser.parse_args(arguments)
+    if options.replicas is None:
+        options.replicas = 1 if options.strategy == "one_device" else 2
+    if options.strategy == "one_device" and options.replicas > 1:
+        parser.error(
+            f"argument --replicas: got {options.replicas}; one_device runs 1"
+            " — choose --strategy mirrored or central_storage"
+        )
+    return options
+
+
+def _count(text: str) -> int:
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"got {text!r}; a whole number of at least 1 is needed")
+
+
+def _seed(text: str) -> int:
+    if text.isdecimal():
+        return int(text)
+    raise argparse.ArgumentTypeError(f"got {text!r}; a whole number of at least 0 is needed")
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if 0 < rate < math.inf:
+        return rate
+    raise argparse.ArgumentTypeError(f"got {text!r}; a number above 0 is needed, 0.01 for example")
+
+
+def _png(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"got {text!r}; the path of a file in an existing folder is needed")
+    return path

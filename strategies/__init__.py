@@ -1,0 +1,68 @@
+"""Who runs what where: one class for each way to spread training over devices."""
+
+from importlib import import_module as _import_module
+from pathlib import Path as _Path
+
+# Our packages have common names, and a script's own folder is searched before site-packages.
+for _name in ("collectives", "variables"):
+    _file = str(_import_module(_name).__file__)
+    if _Path(_file).parents[1] != _Path(__file__).parents[1]:
+        raise ImportError(f"{_file} hides our package {_name!r}: rename it, or run python -P")
+
+# All public names, also those of the packages below, so that one import will do.
+from collectives import Buckets as Buckets  # noqa: E402
+from collectives import CheckedCommunicator as CheckedCommunicator  # noqa: E402
+from collectives import CollectiveAbortedError as CollectiveAbortedError  # noqa: E402
+from collectives import CollectiveError as CollectiveError  # noqa: E402
+from collectives import CollectiveMismatchError as CollectiveMismatchError  # noqa: E402
+from collectives import CollectiveTimeoutError as CollectiveTimeoutError  # noqa: E402
+from collectives import CommunicationImplementation as CommunicationImplementation  # noqa: E402
+from collectives import CommunicationOptions as CommunicationOptions  # noqa: E402
+from collectives import Communicator as Communicator  # noqa: E402
+from collectives import Device as Device  # noqa: E402
+from collectives import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce  # noqa: E402
+from collectives import IndexedSlices as IndexedSlices  # noqa: E402
+from collectives import InProcessCommunicator as InProcessCommunicator  # noqa: E402
+from collectives import NcclAllReduce as NcclAllReduce  # noqa: E402
+from collectives import ReduceOp as ReduceOp  # noqa: E402
+from collectives import ReductionToOneDevice as ReductionToOneDevice  # noqa: E402
+from collectives import to_dense as to_dense  # noqa: E402
+from strategies.central_storage_strategy import CentralStorageStrategy as CentralStorageStrategy  # noqa: E402
+from strategies.current_strategy import all_gather as all_gather  # noqa: E402
+from strategies.current_strategy import all_reduce as all_reduce  # noqa: E402
+from strategies.current_strategy import get_replica_context as get_replica_context  # noqa: E402
+from strategies.current_strategy import get_strategy as get_strategy  # noqa: E402
+from strategies.current_strategy import has_strategy as has_strategy  # noqa: E402
+from strategies.current_strategy import in_cross_replica_context as in_cross_replica_context  # noqa: E402
+from strategies.current_strategy import merge_call as merge_call  # noqa: E402
+from strategies.datasets import Dataset as Dataset  # noqa: E402
+from strategies.datasets import from_arrays as from_arrays  # noqa: E402
+from strategies.datasets import from_generator as from_generator  # noqa: E402
+from strategies.distributed_dataset import DistributedDataset as DistributedDataset  # noqa: E402
+from strategies.input_options import AutoShardPolicy as AutoShardPolicy  # noqa: E402
+from strategies.input_options import InputContext as InputContext  # noqa: E402
+from strategies.input_options import InputOptions as InputOptions  # noqa: E402
+from strategies.input_options import InputReplicationMode as InputReplicationMode  # noqa: E402
+from strategies.losses import compute_average_loss as compute_average_loss  # noqa: E402
+from strategies.mirrored_strategy import MirroredStrategy as MirroredStrategy  # noqa: E402
+from strategies.one_device_strategy import OneDeviceStrategy as OneDeviceStrategy  # noqa: E402
+from strategies.optimizers import SGD as SGD  # noqa: E402
+from strategies.optimizers import Adam as Adam  # noqa: E402
+from strategies.optimizers import GradientAggregation as GradientAggregation  # noqa: E402
+from strategies.optimizers import Optimizer as Optimizer  # noqa: E402
+from strategies.optimizers import UpdateRule as UpdateRule  # noqa: E402
+from strategies.strategy import RunOptions as RunOptions  # noqa: E402
+from strategies.strategy import Strategy as Strategy  # noqa: E402
+from strategies.strategy import ValueContext as ValueContext  # noqa: E402
+from variables import CentralVariable as CentralVariable  # noqa: E402
+from variables import LocalVariable as LocalVariable  # noqa: E402
+from variables import Mirrored as Mirrored  # noqa: E402
+from variables import MirroredVariable as MirroredVariable  # noqa: E402
+from variables import PerReplica as PerReplica  # noqa: E402
+from variables import ReplicaContext as ReplicaContext  # noqa: E402
+from variables import ReplicaContextError as ReplicaContextError  # noqa: E402
+from variables import SyncOnReadVariable as SyncOnReadVariable  # noqa: E402
+from variables import Variable as Variable  # noqa: E402
+from variables import VariableAggregation as VariableAggregation  # noqa: E402
+from variables import VariableSynchronization as VariableSynchronization  # noqa: E402
+from variables import assert_replicas_equal as assert_replicas_equal  # noqa: E402

@@ -1,0 +1,130 @@
+"""What is done to the components of distributed values from outside the replicas: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from collectives.arrays import Array, as_array, describe
+from collectives.communicator import require_axis
+from collectives.indexed_slices import IndexedSlices, concatenate_slices
+from collectives.reduce_op import ReduceOp
+from collectives.reduction import reduce_arrays
+from variables.central_variable import CentralVariable
+from variables.local_variable import LocalVariable
+from variables.mirrored_variable import MirroredVariable
+from variables.replica_context import require_dense
+from variables.values import DistributedValues, Mirrored
+from variables.variable import Variable
+
+Axis = int | Sequence[int] | None
+
+
+def components_of(value: Any) -> tuple[Any, ...] | None:
+    """The value's components by local replica, or None if it is not distributed."""
+    if isinstance(value, DistributedValues):
+        return value.values
+    if isinstance(value, Variable) and not isinstance(value, (LocalVariable, CentralVariable)):
+        return value.components
+    return None
+
+
+def reduce_leaf(op: ReduceOp, value: Any, axis: Axis, num_replicas: int) -> Any:
+    """One array or number out of one leaf's components.
+
+    Raises:
+        ValueError: a value that is not distributed, or equal on all replicas, summed over them; shapes that differ.
+        TypeError: an axis that is none; a dtype that ``op`` has no meaning for.
+    """
+    axes = _axes(axis)
+    components = components_of(value)
+    if axes is None:
+        equal = value.values[0] if isinstance(value, Mirrored) else value
+        if components is None or isinstance(value, (Mirrored, MirroredVariable)):
+            return _reduce_equal(op, equal, num_replicas)
+        return reduce_components(op, components)
+    if components is None:
+        components = (value,) * num_replicas
+    return _reduce_axes(op, [require_dense(component, "reduce") for component in components], axes)
+
+
+def reduce_components(op: ReduceOp, components: Sequence[Any]) -> Any:
+    """The elementwise reduction of the components: a new array, or a number where they are scalars."""
+    if any(isinstance(component, IndexedSlices) for component in components):
+        if not all(isinstance(component, IndexedSlices) for component in components):
+            raise ValueError(
+                "reduce: got IndexedSlices from some replicas, dense arrays from others; need one kind"
+            )
+        return concatenate_slices(components, op)
+    result = reduce_arrays([as_array(component, "reduce") for component in components], op)
+    return result if result.ndim else result[()]
+
+
+def gather_leaf(value: Any, axis: int) -> Any:
+    """The components of one leaf one after the other along an axis; a plain value is itself.
+
+    Raises:
+        ValueError: scalars, no such axis, or components whose other axes or dtypes differ.
+        NotImplementedError: sparse ones.
+    """
+    components = components_of(value)
+    if components is None:
+        array = require_dense(value, "gather")
+        _require_gatherable(array, axis)
+        return value
+    arrays = [require_dense(component, "gather") for component in components]
+    first = arrays[0]
+    for array in arrays:
+        _require_gatherable(array, axis)
+        others = array.shape[:axis] + array.shape[axis + 1 :]
+        if others != first.shape[:axis] + first.shape[axis + 1 :] or array.dtype != first.dtype:
+            raise ValueError(
+                f"gather: got {'; '.join(map(describe, arrays))}; need one dtype and shapes that differ on axis {axis} only"
+            )
+    return np.concatenate(arrays, axis=axis)
+
+
+def _require_gatherable(array: Array, axis: int) -> None:
+    if not isinstance(axis, int) or axis < 0:
+        raise ValueError(f"gather: got axis={axis!r}; need an integer from 0")
+    require_axis(array, axis, "gather")
+
+
+def _reduce_equal(op: ReduceOp, value: Any, num_replicas: int) -> Any:
+    if num_replicas == 1 or op in (ReduceOp.MEAN, ReduceOp.MAX, ReduceOp.MIN):
+        return value.read_value() if isinstance(value, Variable) else value
+    raise ValueError(
+        f"reduce: got {value!r}, which is one and the same on all {num_replicas} replicas, with {op.name}; need a PerReplica, "
+        "as strategy.run returns — MEAN gives the value itself"
+    )
+
+
+def _axes(axis: Axis) -> tuple[int, ...] | None:
+    if axis is None:
+        return None
+    axes = tuple(axis) if isinstance(axis, (list, tuple)) else (axis,)
+    if not all(isinstance(a, (int, np.integer)) and not isinstance(a, bool) for a in axes):
+        raise TypeError(f"reduce: got axis={axis!r}; need None, an integer or a tuple of integers")
+    return tuple(int(a) for a in axes)  # type: ignore[arg-type]  # just checked
+
+
+def _reduce_axes(op: ReduceOp, arrays: Sequence[Array], axes: tuple[int, ...]) -> Any:
+    dtype = arrays[0].dtype
+    op.require(dtype, "reduce")
+    wide, result_dtype = op.accumulator_dtype(dtype), op.result_dtype(dtype)
+    if op in (ReduceOp.MAX, ReduceOp.MIN):
+        filled = [array for array in arrays if array.size] or list(arrays[:1])
+        parts = [op.ufunc.reduce(array, axis=axes) for array in filled]
+    else:
+        parts = [op.ufunc.reduce(array, axis=axes, dtype=wide) for array in arrays]
+    fold = ReduceOp.SUM if op is ReduceOp.MEAN else op
+    total = reduce_arrays([np.asarray(part) for part in parts], fold)
+    if op is ReduceOp.MEAN:
+        count = sum(int(np.prod([array.shape[a] for a in axes], dtype=np.int64)) for array in arrays)
+        # Elements count, not replicas; of none at all the mean is nan, as everywhere.
+        with np.errstate(invalid="ignore", divide="ignore"):
+            total = np.asarray(np.true_divide(total, count))
+    total = total.astype(result_dtype, copy=False)
+    return total if total.ndim else total[()]

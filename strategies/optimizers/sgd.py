@@ -1,0 +1,87 @@
+"""Stochastic gradient descent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from collectives.arrays import Array
+from strategies.optimizers.optimizer import GradientAggregation, LearningRate, Optimizer
+from strategies.optimizers.update_rule import UpdateRule
+
+
+def SGD(  # noqa: N802  # named as the classes of other libraries, whose place it takes
+    learning_rate: LearningRate = 0.01,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    *,
+    gradient_aggregation: GradientAggregation | str = GradientAggregation.SUM,
+    name: str = "SGD",
+) -> Optimizer:
+    """Stochastic gradient descent: ``w -= learning_rate * g``.
+
+    With momentum, ``m = momentum * m - learning_rate * g`` and ``w += m`` (Polyak 1964); with Nesterov's,
+    ``w += momentum * m - learning_rate * g`` (Sutskever et al. 2013, as Keras has it).
+
+    Args:
+        learning_rate: a number, or a function of the number of updates before this one.
+        momentum: from 0 to 1.
+        nesterov: whether momentum is Nesterov's.
+        gradient_aggregation: how the replicas' gradients become one, SUM or MEAN.
+        name: for error messages and checkpoints.
+
+    Raises:
+        ValueError: a momentum outside of its range, or Nesterov's without any.
+    """
+    if not 0 <= momentum <= 1:
+        raise ValueError(f"SGD: got momentum={momentum}; need a number from 0 to 1")
+    if nesterov and not momentum:
+        raise ValueError("SGD: got nesterov=True without momentum; need momentum above 0, 0.9 for example")
+    return Optimizer(
+        SgdRule(momentum, nesterov), learning_rate, gradient_aggregation=gradient_aggregation, name=name
+    )
+
+
+@final
+@dataclass(frozen=True)
+class SgdRule(UpdateRule):
+    """The rule behind `SGD`."""
+
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    @property
+    def slots(self) -> Mapping[str, float]:
+        return {"momentum": 0.0} if self.momentum else {}
+
+    @property
+    def num_scratch(self) -> int:
+        return 1
+
+    def update(
+        self,
+        parameters: Array,
+        gradients: Array,
+        slots: Mapping[str, Array],
+        scratch: list[Array],
+        *,
+        step: int,  # noqa: ARG002  # part of the interface
+        learning_rate: float,
+    ) -> None:
+        (change,) = scratch
+        np.multiply(gradients, learning_rate, out=change)
+        if not self.momentum:
+            np.subtract(parameters, change, out=parameters)
+            return
+        velocity = slots["momentum"]
+        np.multiply(velocity, self.momentum, out=velocity)
+        np.subtract(velocity, change, out=velocity)
+        if not self.nesterov:
+            np.add(parameters, velocity, out=parameters)
+            return
+        np.subtract(parameters, change, out=parameters)
+        np.multiply(velocity, self.momentum, out=change)
+        np.add(parameters, change, out=parameters)

@@ -1,0 +1,575 @@
+"""The interface of every strategy."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
+
+import numpy as np
+
+from collectives.communication_options import CommunicationOptions, CrossDeviceOps
+from collectives.devices import Device
+from collectives.reduce_op import ReduceOp
+from collectives.rendezvous import Rendezvous
+from collectives.selection import local_communicators, require_available
+from strategies.cross_replica import Axis, components_of, gather_leaf, reduce_components, reduce_leaf
+from strategies.distributed_dataset import DistributedDataset
+from strategies.distributed_dataset_from_function import distribute_from_function
+from strategies.input_options import InputContext, InputOptions
+from strategies.replica_threads import ReplicaThreads
+from variables.central_variable import CentralVariable
+from variables.flat_memory import is_variable_memory
+from variables.local_variable import LocalVariable
+from variables.replica_context import (
+    Context,
+    CrossReplicaContext,
+    ReplicaContext,
+    ReplicaContextError,
+    current,
+    entered,
+)
+from variables.values import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    flatten,
+    has_distributed,
+    map_structure,
+    regroup,
+    select,
+)
+from variables.variable import Variable, VariableSpec
+
+
+@final
+@dataclass(frozen=True)
+class RunOptions:
+    """Accepted by `Strategy.run` for the sake of code ported from TensorFlow; nothing here depends on them."""
+
+    experimental_enable_dynamic_batch_size: bool = True
+    experimental_bucketizing_dynamic_shape: bool = False
+
+
+@final
+@dataclass(frozen=True)
+class ValueContext:
+    """Whose value a function is to make, in `Strategy.distribute_values_from_function`."""
+
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1
+
+
+class Strategy(ABC):
+    """Who runs a step where, and which copies the variables have.
+
+    A step is written for one replica. `scope` makes what is created inside it belong to the strategy, `run` runs the
+    step in every replica at the same time, and the other methods see all replicas at once. The kinds differ in the
+    devices they run on and in the variables they create.
+
+    A strategy serves one step at a time: a second thread waits for the first. It works in a forked child, with threads
+    of its own. `close` ends its threads; they are daemons, and end with the strategy too.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        *,
+        cross_device_ops: CrossDeviceOps | None = None,
+        communication_options: CommunicationOptions | None = None,
+        wraps_single: bool = True,
+    ) -> None:
+        """For the kinds.
+
+        Args:
+            devices: one for each local replica.
+            cross_device_ops: how replicas communicate; None chooses by the devices.
+            communication_options: hints for that, and how long a replica waits for the others.
+            wraps_single: whether the values of a single replica come as PerReplica too, where they are made here.
+        """
+        self._devices = tuple(devices)
+        self._cross_device_ops = cross_device_ops
+        self._options = communication_options or CommunicationOptions()
+        self._wraps_single = wraps_single
+        require_available(self._devices, self._options, cross_device_ops, type(self).__name__)
+        self._num_names = 0
+        self._is_closed = False
+        self._start_afresh()
+        _strategies.add(self)
+
+    # --------------------------------------------------------------- what it is
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas run a step together."""
+        return len(self._devices)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Where the replicas of this process run."""
+        return self._devices
+
+    @property
+    def extended(self) -> Strategy:
+        """TensorFlow's ``strategy.extended``: this strategy itself."""
+        return self
+
+    # ----------------------------------------------------------------- contexts
+
+    @contextmanager
+    def scope(self) -> Iterator[Strategy]:
+        """A block in which variables and optimizers are made for this strategy, and this strategy is the current one.
+
+        Raises:
+            ReplicaContextError: inside a step, or in the scope of another strategy.
+        """
+        context = self._require_across("scope")
+        with entered(context or CrossReplicaContext(self)):
+            yield self
+
+    # --------------------------------------------------------------------- run
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> Any:
+        """Run a step in every replica, at the same time.
+
+        Python code takes turns, as always; the replicas overlap wherever NumPy or CuPy releases the interpreter, which is
+        in all but small operations.
+
+        Args:
+            fn: the step. In it, `get_replica_context` tells which replica it is.
+            args: its arguments; of every `PerReplica` in them, at any depth, a replica gets its own component.
+            kwargs: likewise.
+            options: accepted for the sake of TensorFlow's signature.
+
+        Returns:
+            What the step returned, in its structure, with a `PerReplica` for every leaf; with one replica the leaves
+            themselves. A leaf that is the same object on all replicas stands for itself. Arrays that are part of a
+            variable are copied, so that later steps don't change them.
+
+        Raises:
+            Exception: what a replica raised first, with a note that names the replica. The others are released from what
+                they wait for, and the strategy stays usable.
+            CollectiveError: the replicas' calls don't fit together, or one did not come in time.
+            ReplicaContextError: inside a step, or in the scope of another strategy.
+            ValueError: args that are no sequence; results that differ in structure.
+            RuntimeError: after `close`.
+        """
+        if type(args) is not tuple and not isinstance(args, (list, tuple)):
+            raise ValueError(
+                f"run: got args={args!r}; need a tuple or list — for one argument write args=(x,)"
+            )
+        context = self._require_across("run")
+        depth = 0 if context is None else context.depth
+        if depth:  # inside a merge function: its step holds the lock
+            return self._run(depth, fn, args, kwargs or {})
+        if not self._running.acquire(False):
+            self._wait_for_other_thread()
+        try:
+            return self._run(0, fn, args, kwargs or {})
+        finally:
+            self._running.release()
+
+    def _run(self, depth: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        crew = self._crew(depth)
+        size = len(self._devices)
+        distributed = has_distributed(args) or (bool(kwargs) and has_distributed(kwargs))
+        if size == 1:
+            if distributed:
+                args, kwargs = select(args, 0), select(kwargs, 0)
+            rendezvous = crew.rendezvous
+            rendezvous.begin()
+            token = current.set(crew.contexts[0])
+            try:
+                result = fn(*args, **kwargs)
+            finally:
+                current.reset(token)
+            if result is None:
+                return None
+            return _snapshot(result) if type(result) is np.ndarray else map_structure(_snapshot, result)
+        if distributed:
+            calls = [partial(fn, *select(args, i), **select(kwargs, i)) for i in range(size)]
+        else:
+            calls = [partial(fn, *args, **kwargs) if args or kwargs else fn] * size
+        results = crew.threads.run(calls)
+        return regroup(results, _snapshots)
+
+    # ---------------------------------------------------- values of all replicas
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Axis = None) -> Any:
+        """One value out of all replicas' values.
+
+        Args:
+            reduce_op: a `ReduceOp` or its name.
+            value: a `PerReplica`, or a nested structure of them.
+            axis: None reduces elementwise over the replicas. An axis, or several, are reduced in every replica first; MEAN
+                then counts elements, not replicas, so shares of unequal length are weighted right and empty ones
+                drop out.
+
+        Returns:
+            The structure with new arrays, or NumPy numbers for scalars.
+
+        Raises:
+            ValueError: a value that is not distributed with SUM or PROD; no such axis; shapes that differ.
+            TypeError: an axis that is none; a dtype that ``reduce_op`` has no meaning for.
+            ReplicaContextError: inside a step.
+        """
+        op = ReduceOp.parse(reduce_op)
+        self._require_across("reduce")
+        size = self.num_replicas_in_sync
+        if axis is None and size == 1 and not has_distributed(value) and not isinstance(value, Variable):
+            return value
+        return map_structure(lambda leaf: reduce_leaf(op, leaf, axis, size), value)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """All replicas' arrays one after the other, by replica.
+
+        Args:
+            value: a `PerReplica` of arrays whose lengths along ``axis`` may differ, or a nested structure of them. A
+                plain value is returned as it is.
+            axis: from 0.
+
+        Raises:
+            ValueError: scalars, no such axis, other axes or dtypes that differ.
+            NotImplementedError: `IndexedSlices`.
+            ReplicaContextError: inside a step.
+        """
+        self._require_across("gather")
+        return map_structure(lambda leaf: gather_leaf(leaf, axis), value)
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """The value's components, one for each replica of this process.
+
+        Args:
+            value: a distributed value or variable; a nested structure gives a tuple of structures. Any other value gives a
+                tuple of it alone.
+        """
+        if not self._wraps_single:
+            return (value,)
+        leaves, rebuild = flatten(value)
+        components = [components_of(leaf) for leaf in leaves]
+        size = max((len(c) for c in components if c is not None), default=0)
+        if not size:
+            return (value,)
+        return tuple(
+            rebuild([leaf if c is None else c[i] for leaf, c in zip(leaves, components, strict=True)])
+            for i in range(size)
+        )
+
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """A `PerReplica` made by one call for each replica of this process.
+
+        Args:
+            value_fn: gets a `ValueContext`; returns an array, or a nested structure of which every leaf becomes a
+                `PerReplica`.
+        """
+        self._require_across("distribute_values_from_function")
+        size = self.num_replicas_in_sync
+        values = [value_fn(ValueContext(replica, size)) for replica in range(size)]
+        return regroup(values, always=True) if self._wraps_single else values[0]
+
+    # ----------------------------------------------------------------- datasets
+
+    def distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> Any:
+        """The dataset with every global batch split over the replicas.
+
+        Args:
+            dataset: a `Dataset`, or any iterable of nested arrays, each a global batch. Its first axis is split as
+                evenly as possible, the first replicas getting one row more; a replica may get none: an array of length 0.
+            options: how it is fetched.
+
+        Returns:
+            An iterable of the same structure, with a `PerReplica` for every array; with one replica, the batches
+            themselves.
+        """
+        self._require_across("distribute_dataset")
+        return DistributedDataset(dataset, len(self._devices), place=self._place, options=options)
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> Any:
+        """The batches that a function's dataset gives, dealt to the replicas in turn; they are not split.
+
+        Args:
+            dataset_fn: gets an `InputContext`; returns a `Dataset` or an iterable of one replica's batches.
+            options: how it is fetched.
+        """
+        self._require_across("distribute_datasets_from_function")
+        return distribute_from_function(dataset_fn, len(self._devices), place=self._place, options=options)
+
+    def _place(self, array: Any, local_replica: int) -> Any:
+        return self._devices[local_replica].place(array)
+
+    # ------------------------------------------- variables, across all replicas
+
+    def update(
+        self,
+        variable: Variable,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Change each component of a variable by a function, in the order of the components.
+
+        Args:
+            variable: made under this strategy.
+            fn: called as ``fn(component, *args, **kwargs)``; in it, this and other variables stand for the component of the
+                same number.
+            args: of every `PerReplica` in them, a component's call gets its own part.
+            kwargs: likewise.
+            group: whether the results become a `Mirrored`; otherwise a tuple of them.
+
+        Raises:
+            ValueError: a variable of another strategy; a `PerReplica` for a variable with one component.
+        """
+        context = current.get()
+        if isinstance(context, ReplicaContext):
+            return context.merge_call(
+                lambda strategy, *a, **k: strategy.update(variable, fn, a, k, group),
+                tuple(args),
+                dict(kwargs or {}),
+            )
+        self._require_across("update")
+        self._require_own(variable, "update")
+        kwargs = dict(kwargs or {})
+        depth = 0 if context is None else context.depth
+        components = variable.components
+        if isinstance(variable, CentralVariable) and (has_distributed(args) or has_distributed(kwargs)):
+            raise ValueError(
+                f"update: got a PerReplica for {variable.name}, which has one component; "
+                "reduce it first: strategy.reduce('MEAN', value, axis=None)"
+            )
+        results = []
+        for number, component in enumerate(components):
+            with entered(CrossReplicaContext(self, updating=number, depth=depth)):
+                result = fn(component, *select(args, number), **select(kwargs, number))
+            results.append(
+                map_structure(lambda leaf: leaf.value() if isinstance(leaf, LocalVariable) else leaf, result)
+            )
+        if len(components) == 1:
+            return results[0]
+        return regroup(results, Mirrored) if group else regroup(results, tuple, always=True)
+
+    def reduce_to(self, reduce_op: ReduceOp | str, value: Any, destinations: Any) -> Any:
+        """One value out of all replicas' values, where a variable or another value is.
+
+        Args:
+            reduce_op: a `ReduceOp` or its name.
+            value: a `PerReplica`; a `Mirrored` with MEAN is itself.
+            destinations: a variable, a distributed value, an array, or the name of a device.
+
+        Returns:
+            A `Mirrored` with a copy for each component of ``destinations``, or an array where there is one.
+
+        Raises:
+            ValueError: as `reduce`; destinations that are none of these.
+            ReplicaContextError: inside a step.
+        """
+        op = ReduceOp.parse(reduce_op)
+        self._require_across("reduce_to")
+        count = _count_destinations(destinations)
+        if isinstance(value, DistributedValues) and not isinstance(value, Mirrored):
+            return _copies(reduce_components(op, value.values), count)
+        if isinstance(value, Mirrored) and op is ReduceOp.MEAN:
+            return value
+        return _copies(reduce_leaf(op, value, None, self.num_replicas_in_sync), count)
+
+    def batch_reduce_to(
+        self, reduce_op: ReduceOp | str, value_destination_pairs: Sequence[tuple[Any, Any]]
+    ) -> list[Any]:
+        """`reduce_to` of several pairs of a value and its destinations, in order."""
+        return [
+            self.reduce_to(reduce_op, value, destinations) for value, destinations in value_destination_pairs
+        ]
+
+    def broadcast_to(self, value: Any, destinations: Any) -> Any:
+        """A `Mirrored` with a copy of one array for each component of ``destinations``, as in `reduce_to`.
+
+        Raises:
+            ValueError: the value is distributed.
+        """
+        self._require_across("broadcast_to")
+        if components_of(value) is not None:
+            raise ValueError(
+                f"broadcast_to: got {value!r}; need one array — reduce_to puts distributed values together"
+            )
+        return _copies(np.array(value), _count_destinations(destinations))
+
+    @contextmanager
+    def colocate_vars_with(self, colocate_with_variable: Variable) -> Iterator[None]:
+        """A block in which variables are made where this one is: all of a strategy's variables are.
+
+        Raises:
+            ValueError: the variable was not made under this strategy.
+        """
+        self._require_own(colocate_with_variable, "colocate_vars_with")
+        with self.scope():
+            yield
+
+    def variable_created_in_scope(self, variable: Variable) -> bool:
+        """Whether a variable was made under this strategy."""
+        return variable.owner is self
+
+    # ---------------------------------------------------------------- its life
+
+    def close(self) -> None:
+        """End the replica threads. The variables stay readable; `run` raises."""
+        self._is_closed = True
+        for crew in self._crews:
+            crew.threads.close()
+
+    def __enter__(self) -> Strategy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}([{', '.join(repr(str(device)) for device in self._devices)}])"
+
+    # ------------------------------------------------------------ for the kinds
+
+    @abstractmethod
+    def _create(self, spec: VariableSpec, name: str) -> Variable:
+        """A new variable of the kind that this strategy spreads."""
+
+    def create_variable(self, spec: VariableSpec) -> Variable:
+        """A new variable of this strategy's; `Variable` calls it inside `scope`."""
+        if spec.name is None:
+            name = "variable" if not self._num_names else f"variable_{self._num_names}"
+            self._num_names += 1
+        else:
+            name = spec.name
+        return self._create(spec, name)
+
+    # -------------------------------------------- TensorFlow's longer spellings
+
+    experimental_local_results = local_results
+    experimental_distribute_values_from_function = distribute_values_from_function
+    experimental_distribute_dataset = distribute_dataset
+    experimental_distribute_datasets_from_function = distribute_datasets_from_function
+
+    # ------------------------------------------------------------------ inside
+
+    def _require_across(self, method: str) -> CrossReplicaContext | None:
+        context: Context | None = current.get()
+        if context is None:
+            return None
+        if type(context) is ReplicaContext:
+            raise ReplicaContextError(
+                f"{type(self).__name__}.{method}: called inside replica {context.replica_id_in_sync_group} of "
+                f"{context.strategy!r}, in a step; it needs the view across replicas — call it outside strategy.run"
+                + (
+                    ""
+                    if method in ("run", "scope")
+                    else ", or use get_replica_context().all_reduce or all_gather"
+                )
+            )
+        if context.strategy is not self:
+            raise ReplicaContextError(
+                f"{self!r}.{method}: called in the scope of another strategy, {context.strategy!r}; "
+                "leave that scope first — strategies don't nest"
+            )
+        assert isinstance(context, CrossReplicaContext)
+        return context
+
+    def _require_own(self, variable: Any, method: str) -> None:
+        if not isinstance(variable, Variable) or variable.owner is not self:
+            named = variable.name if isinstance(variable, Variable) else repr(variable)
+            raise ValueError(
+                f"{method}: got {named}, which was not made under {self!r}; make it with strategy.scope(): Variable(...)"
+            )
+
+    def _crew(self, depth: int) -> _Crew:
+        crews = self._crews
+        if depth < len(crews) and not crews[depth].threads.is_broken:
+            return crews[depth]
+        if self._is_closed:
+            raise RuntimeError(f"{self!r}.run: called after close(); make a new strategy")
+        while len(crews) <= depth:
+            crews.append(_Crew(self, len(crews)))
+        if crews[depth].threads.is_broken:
+            crews[depth] = _Crew(self, depth)
+        return crews[depth]
+
+    def _wait_for_other_thread(self) -> None:
+        timeout = self._options.timeout
+        if not self._running.acquire(timeout=timeout):
+            raise RuntimeError(
+                f"{self!r}.run: another thread has been running a step on this strategy for over {timeout:g} s; "
+                "one step runs at a time — give this thread a strategy of its own, or raise timeout_seconds"
+            )
+
+    def _start_afresh(self) -> None:
+        """At first, and in a forked child, which has none of the parent's threads."""
+        self._crews: list[_Crew] = []
+        self._running = threading.Lock()
+
+
+@final
+class _Crew:
+    """All that one step needs, so that a step inside a merge function can run while the outer one waits."""
+
+    def __init__(self, strategy: Strategy, depth: int) -> None:
+        devices = strategy._devices
+        self.rendezvous = Rendezvous(len(devices), strategy._options.timeout, "replica")
+        ends = local_communicators(self.rendezvous, strategy._options, strategy._cross_device_ops)
+        self.contexts = [
+            ReplicaContext(strategy, i, i, end, self.rendezvous, depth) for i, end in enumerate(ends)
+        ]
+        self.threads = ReplicaThreads(self.contexts, devices, self.rendezvous)
+
+
+_strategies: weakref.WeakSet[Strategy] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for strategy in list(_strategies):
+        strategy._start_afresh()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _snapshot(leaf: Any) -> Any:
+    if type(leaf) is np.ndarray and leaf.base is not None and is_variable_memory(leaf):
+        return leaf.copy()
+    return leaf
+
+
+def _snapshots(components: Sequence[Any]) -> PerReplica:
+    return PerReplica([_snapshot(component) for component in components])
+
+
+def _count_destinations(destinations: Any) -> int:
+    if isinstance(destinations, (str, Device)):
+        Device.parse(destinations)
+        return 1
+    components = components_of(destinations)
+    if components is not None:
+        return len(components)
+    if isinstance(destinations, (Variable, np.ndarray, np.generic)):
+        return 1
+    raise ValueError(
+        f"destinations: got {destinations!r}; need a variable, a distributed value, an array, or the name of a device"
+    )
+
+
+def _copies(value: Any, count: int) -> Any:
+    if count == 1:
+        return value
+    return Mirrored(
+        [value, *(value.copy() if isinstance(value, np.ndarray) else value for _ in range(count - 1))]
+    )

@@ -1,0 +1,124 @@
+"""Variables lie side by side in flat blocks of memory.
+
+One block holds many variables of one dtype, in the same layout on every device, so that whole blocks can be reduced and
+updated with a few operations however many variables there are. Gradients and optimizer slots get
+blocks of the same layout.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+
+from collectives.arrays import ALIGNMENT, Array
+from collectives.devices import Device
+
+_FIRST_BLOCK_BYTES = 1 << 16
+_LARGEST_BLOCK_BYTES = 1 << 26
+"""Blocks double up to here. What is not used costs address space only: the system gives pages when touched."""
+
+
+@final
+class Block:
+    """Memory of one dtype and layout on several devices.
+
+    Args:
+        dtype: of every element.
+        capacity: elements.
+        devices: where; a device may come only once.
+    """
+
+    def __init__(self, dtype: np.dtype[Any], capacity: int, devices: Sequence[Device]) -> None:
+        self.dtype = dtype
+        self.capacity = capacity
+        self.devices = tuple(devices)
+        self.used = 0
+        self.copies = self.like()
+
+    def like(self) -> list[Array]:
+        """New memory of this layout, by device, of shape ``(capacity,)``, zeroed."""
+        return [_zeros(device, self.capacity, self.dtype) for device in self.devices]
+
+    def follows(self, first: Place, second: Place) -> bool:
+        """Whether nothing but padding lies between two places of this block, in this order."""
+        return second.start == first.start + _padded(first.stop - first.start, self.dtype)
+
+
+@final
+class Place:
+    """Where one variable lies: a range of elements of a block, the same on every device."""
+
+    __slots__ = ("block", "shape", "start", "stop")
+
+    def __init__(self, block: Block, start: int, shape: tuple[int, ...]) -> None:
+        self.block = block
+        self.start = start
+        self.stop = start + math.prod(shape)
+        self.shape = shape
+
+    def view(self, flat: Array) -> Array:
+        """The variable's part of one device's memory of the block's layout."""
+        return flat[self.start : self.stop].reshape(self.shape)
+
+
+@final
+class FlatMemory:
+    """Places variables into blocks, for one set of devices.
+
+    Args:
+        devices: where every variable has a copy.
+    """
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self._devices = tuple(devices)
+        self._open: dict[tuple[np.dtype[Any], bool], Block] = {}
+
+    def place(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, trainable: bool) -> Place:
+        """A place for a new variable, zeroed. Trainable ones lie apart, so that optimizers meet no others between."""
+        size = math.prod(shape)
+        needed = _padded(size, dtype)
+        block = self._open.get((dtype, trainable))
+        if block is None or block.used + needed > block.capacity:
+            largest = _LARGEST_BLOCK_BYTES // dtype.itemsize
+            usual = (
+                _FIRST_BLOCK_BYTES // dtype.itemsize if block is None else min(2 * block.capacity, largest)
+            )
+            new = Block(dtype, max(usual, needed), self._devices)
+            if block is None or new.capacity - needed >= block.capacity - block.used:
+                self._open[dtype, trainable] = new
+            block = new
+        place = Place(block, block.used, shape)
+        block.used += needed
+        return place
+
+
+_owners: dict[int, weakref.ref[Array]] = {}
+"""The arrays that own the blocks' memory, by id."""
+
+
+def is_variable_memory(array: Array) -> bool:
+    """Whether the array is a view of a block, which changes as the variables in it do."""
+    return array.base is not None and id(array.base) in _owners
+
+
+def _padded(size: int, dtype: np.dtype[Any]) -> int:
+    # Every variable starts on an aligned address: other libraries share it without a copy then.
+    unit = max(1, ALIGNMENT // dtype.itemsize)
+    return -(-size // unit) * unit
+
+
+def _zeros(device: Device, size: int, dtype: np.dtype[Any]) -> Array:
+    if device.kind != "cpu":
+        with device.xp.cuda.Device(device.index):
+            return device.xp.zeros(size, dtype)  # type: ignore[no-any-return]
+    unit = max(1, ALIGNMENT // dtype.itemsize)
+    # Zeroed by the system, page by page, when first touched.
+    memory: Array = np.zeros(size + unit, dtype)
+    start = (-memory.ctypes.data % ALIGNMENT) // dtype.itemsize
+    key = id(memory)
+    _owners[key] = weakref.ref(memory, lambda _: _owners.pop(key, None))
+    return memory[start : start + size]

@@ -1,0 +1,117 @@
+"""The plain variable: one array in one place.
+
+It is what there is outside strategies and on one device, and what the copies of distributed variables are.
+"""
+
+from __future__ import annotations
+
+import _thread
+from typing import Any, final
+
+import numpy as np
+
+from collectives.arrays import Array, is_host
+from collectives.devices import Device
+from variables.flat_memory import FlatMemory, Place
+from variables.replica_context import Context, Owner
+from variables.values import is_distributed
+from variables.variable import Variable, VariableSpec, Write
+
+_HOST = Device("cpu")
+
+
+@final
+class LocalVariable(Variable):
+    """One array, the same for whoever reads or writes it.
+
+    Args:
+        spec: what it is to be.
+        place: where it lies.
+        copy: on which of the place's devices.
+        owner: the strategy that it was made under.
+        distributed: of which variable it is a component.
+    """
+
+    def __new__(
+        cls,
+        spec: VariableSpec,
+        place: Place,
+        copy: int = 0,
+        *,
+        name: str | None = None,
+        owner: Owner | None = None,
+        distributed: Variable | None = None,
+    ) -> LocalVariable:
+        self = object.__new__(cls)
+        self.name = name if name is not None else spec.name or "variable"
+        self.shape = place.shape
+        self.dtype = place.block.dtype
+        self.trainable = spec.trainable
+        self.synchronization = spec.synchronization
+        self.aggregation = spec.aggregation
+        self.owner = owner
+        self.distributed = distributed
+        self.place = place
+        self.device = place.block.devices[copy]
+        self.memory = place.view(place.block.copies[copy])
+        self._read_only = self.memory.view()
+        if is_host(self.memory):
+            self._read_only.flags.writeable = False
+        self._mutex = _thread.allocate_lock()
+        return self
+
+    place: Place
+    device: Device
+    memory: Array
+    """Its array itself, writable: for the code that updates all copies alike."""
+    _read_only: Array
+    _mutex: Any
+
+    @classmethod
+    def alone(cls, spec: VariableSpec) -> LocalVariable:
+        """A variable that belongs to no strategy, on the CPU."""
+        return cls.made(spec, _alone, None)
+
+    @classmethod
+    def made(
+        cls, spec: VariableSpec, memory: FlatMemory, owner: Owner | None, name: str | None = None
+    ) -> LocalVariable:
+        """A new variable on the one device of this memory, with its initial value."""
+        value = spec.initial_value
+        place = memory.place(value.shape, value.dtype, trainable=spec.trainable)
+        self = cls(spec, place, name=name, owner=owner)
+        self.memory[...] = value if self.device.kind == "cpu" else self.device.xp.asarray(value)
+        return self
+
+    @property
+    def components(self) -> tuple[Variable, ...]:
+        return (self,)
+
+    def apply(self, write: Write, value: Any) -> None:
+        """Change this array alone, by a value that has been checked."""
+        if isinstance(value, np.ndarray) and not is_host(self.memory):
+            value = self.device.place(value)
+        # Outside a strategy all replicas share one plain variable, and an addition is a read and a write.
+        with self._mutex:
+            write.apply(self.memory, value)
+
+    def live(self) -> Array:
+        """This array, read-only, whatever the context."""
+        return self._read_only
+
+    def _value_in(self, context: Context | None) -> Array:
+        return self._read_only
+
+    def _write_in(
+        self, context: Context | None, write: Write, value: Any, read_value: bool, already_identical: bool
+    ) -> Any:
+        if is_distributed(value):
+            raise ValueError(
+                f"{self.name}.{write.value}: got {type(value).__name__}; need one array — "
+                "reduce it first: strategy.reduce('MEAN', value, axis=None)"
+            )
+        self.apply(write, value)
+        return self if read_value else None
+
+
+_alone = FlatMemory([_HOST])

@@ -1,0 +1,278 @@
+"""Whose view the calling code has: one replica's, or that across replicas.
+
+The lowest module that knows of replicas, so that variables can ask and strategies can answer without importing
+one another. There are three states, held in a `ContextVar`: inside ``strategy.run`` a `ReplicaContext`; inside
+``strategy.scope()``, a merge function or an update function a `CrossReplicaContext`; else none, which is like one
+replica of a default strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from types import CodeType
+from typing import Any, Protocol, final
+
+import numpy as np
+
+from collectives.arrays import Array, as_array, describe_kind, is_scalar
+from collectives.communication_options import CommunicationOptions
+from collectives.communicator import Communicator
+from collectives.indexed_slices import IndexedSlices, all_reduce_slices
+from collectives.reduce_op import ReduceOp
+from collectives.rendezvous import Call, Rendezvous
+from variables.values import flatten, map_structure, regroup, select
+
+
+class ReplicaContextError(RuntimeError):
+    """Called inside a replica what belongs outside, or the other way round, or under another strategy."""
+
+
+class Owner(Protocol):
+    """What replicas and variables know of the strategy that they belong to."""
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas run a step together, in all processes."""
+
+    def create_variable(self, spec: Any) -> Any:
+        """A new variable of the kind that this strategy spreads, from a `VariableSpec`."""
+
+
+@final
+class CrossReplicaContext:
+    """The view across all replicas.
+
+    Args:
+        strategy: whose replicas.
+        updating: inside an update function, the number of the component that is being updated.
+        depth: how many steps are under way around it: 0, or more inside a merge function.
+    """
+
+    __slots__ = ("depth", "strategy", "updating")
+
+    def __init__(self, strategy: Owner, *, updating: int | None = None, depth: int = 0) -> None:
+        self.strategy = strategy
+        self.updating = updating
+        self.depth = depth
+
+
+@final
+class ReplicaContext:
+    """One replica's view: who it is, and what it does together with the others.
+
+    Every replica makes the same calls in the same order. Calls raise `CollectiveMismatchError` where the replicas' calls
+    differ, `CollectiveTimeoutError` where one does not come, `CollectiveAbortedError` where one failed.
+
+    Args:
+        strategy: whose replica.
+        local_replica_id: which one in this process.
+        replica_id_in_sync_group: which one in all processes.
+        communicator: this replica's end of the group of all.
+        rendezvous: where the replicas of this process meet.
+        depth: as in `CrossReplicaContext`.
+    """
+
+    __slots__ = (
+        "communicator",
+        "depth",
+        "local_replica_id",
+        "rendezvous",
+        "replica_id_in_sync_group",
+        "strategy",
+    )
+
+    def __init__(
+        self,
+        strategy: Owner,
+        local_replica_id: int,
+        replica_id_in_sync_group: int,
+        communicator: Communicator,
+        rendezvous: Rendezvous,
+        depth: int = 0,
+    ) -> None:
+        self.strategy = strategy
+        self.local_replica_id = local_replica_id
+        self.replica_id_in_sync_group = replica_id_in_sync_group
+        self.communicator = communicator
+        self.rendezvous = rendezvous
+        self.depth = depth
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas run this step together."""
+        return self.strategy.num_replicas_in_sync
+
+    @property
+    def replica_id(self) -> int:
+        """The same as `replica_id_in_sync_group`."""
+        return self.replica_id_in_sync_group
+
+    def merge_call(
+        self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Stop all replicas and call a function once across them.
+
+        Args:
+            merge_fn: called as ``merge_fn(strategy, *args, **kwargs)``; the same function on every replica.
+            args: this replica's arguments. ``merge_fn`` gets each one as a `PerReplica` of all replicas' arguments, or
+                as it is where it is the same object on all of them.
+            kwargs: likewise.
+
+        Returns:
+            What ``merge_fn`` returned, with this replica's component in place of every distributed value.
+
+        Raises:
+            Exception: what ``merge_fn`` raised.
+        """
+        if not isinstance(args, (list, tuple)):
+            raise ValueError(f"merge_call: got args={args!r}; need a tuple or list of arguments")
+
+        def conclude(calls: list[Any]) -> Sequence[Any]:
+            by_position = regroup([list(call[0]) for call in calls])
+            by_name = regroup([call[1] for call in calls])
+            function = calls[0][2]  # they all have the same code
+            with entered(CrossReplicaContext(self.strategy, depth=self.depth + 1)):
+                result = function(self.strategy, *by_position, **by_name)
+            return [select(result, replica) for replica in range(len(calls))]
+
+        call = Call("merge_call", (_identity(merge_fn),))
+        return self.rendezvous.meet(self.local_replica_id, call, (args, kwargs or {}, merge_fn), conclude)
+
+    def all_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        options: CommunicationOptions | None = None,
+        *,
+        name: str | None = None,
+        weight: float | None = None,
+    ) -> Any:
+        """Reduce over all replicas; every replica gets the result.
+
+        Args:
+            reduce_op: a `ReduceOp` or its name. Its docs tell the dtype of the result.
+            value: a number, an array of the same shape and dtype on every replica, an `IndexedSlices`, or any nested
+                structure of these. Sparse values are concatenated by replica, not merged.
+            options: accepted for the sake of TensorFlow's signature; an in-process group needs none.
+            name: must be the same on every replica; stands in error messages.
+            weight: of this replica's value in a MEAN, which then is ``sum(weight * value) / sum(weight)``. With weight 0,
+                ``value`` may be None: this replica has no data.
+
+        Returns:
+            The structure with reduced values: a new array for an array, a NumPy number for a number.
+
+        Raises:
+            TypeError: a dtype that ``reduce_op`` has no meaning for.
+            ValueError: an unknown ``reduce_op``; weights that do not suit it.
+        """
+        del options
+        op = ReduceOp.parse(reduce_op)
+        if weight is not None:
+            return self._weighted_mean(op, value, weight, name)
+        if isinstance(value, np.ndarray):  # by far the most frequent case
+            return self.communicator.all_reduce(value, op, name=name)
+        leaves, rebuild = flatten(value)
+        dense = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, IndexedSlices)]
+        results = list(leaves)
+        arrays = [as_array(leaves[i], "all_reduce") for i in dense]
+        if dense:
+            reduced = self.communicator.all_reduce_coalesced(arrays, op, name=name)
+            for i, result in zip(dense, reduced, strict=True):
+                results[i] = result[()] if is_scalar(leaves[i]) else result
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, IndexedSlices):
+                results[i] = all_reduce_slices(self.communicator, leaf, op)
+        return rebuild(results)
+
+    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+        """All replicas' arrays one after the other, by replica; every replica gets the whole.
+
+        Args:
+            value: an array of at least one axis, or a nested structure of arrays. The lengths along ``axis`` may differ
+                between replicas; the other axes and the dtype agree.
+            axis: from 0.
+            options: as in `all_reduce`.
+
+        Raises:
+            NotImplementedError: `IndexedSlices`.
+            ValueError: a scalar, or no such axis.
+        """
+        del options
+        if not isinstance(axis, int) or axis < 0:
+            raise ValueError(f"all_gather: got axis={axis!r}; need an integer from 0")
+        return map_structure(
+            lambda leaf: self.communicator.all_gather(require_dense(leaf, "all_gather"), axis), value
+        )
+
+    def _weighted_mean(self, op: ReduceOp, value: Any, weight: float, name: str | None) -> Any:
+        if op is not ReduceOp.MEAN:
+            raise ValueError(f"all_reduce: got weight={weight} with {op.name}; need MEAN — or no weight")
+        if not weight >= 0 or (value is None and weight):
+            raise ValueError(
+                f"all_reduce: got weight={weight} of {value!r}; need a weight >= 0, and 0 with None"
+            )
+        array = None if value is None else as_array(value, "all_reduce")
+        kind = None if array is None else (array.dtype, array.shape)
+        told: list[Any] = self.communicator.all_gather_object((kind, float(weight)))
+        kinds = {kind for kind, _ in told if kind is not None}
+        total = sum(weight for _, weight in told)
+        if len(kinds) != 1:
+            listed = "; ".join(
+                f"replica {i}: {describe_kind(*k) if k else None}" for i, (k, _) in enumerate(told)
+            )
+            raise ValueError(
+                f"all_reduce: got {listed}; need one shape and dtype, and not None from every replica"
+            )
+        ((dtype, shape),) = kinds
+        op.require(dtype, "all_reduce")
+        result_dtype = op.result_dtype(dtype)
+        wide = np.result_type(result_dtype, np.float32) if dtype.kind in "fV" else result_dtype
+        # What has no weight may hold anything, NaN too.
+        share = np.zeros(shape, wide) if array is None or not weight else array.astype(wide) * weight
+        mean = self.communicator.all_reduce(share.astype(wide, copy=False), ReduceOp.SUM, name=name) / total
+        mean = np.asarray(mean).astype(result_dtype, copy=False)
+        return mean[()] if is_scalar(value) or not shape else mean
+
+
+Context = ReplicaContext | CrossReplicaContext
+
+current: ContextVar[Context | None] = ContextVar("xpdistribute_context", default=None)
+"""The state of the calling thread; None where no strategy has been entered."""
+
+
+def current_replica() -> ReplicaContext | None:
+    """The replica that the calling code runs in, or None."""
+    context = current.get()
+    return context if type(context) is ReplicaContext else None
+
+
+@contextmanager
+def entered(context: Context) -> Iterator[None]:
+    """Run a block in the given context."""
+    token = current.set(context)
+    try:
+        yield
+    finally:
+        current.reset(token)
+
+
+def require_dense(value: Any, where: str) -> Array:
+    """The value as an array.
+
+    Raises:
+        NotImplementedError: it is sparse.
+    """
+    if isinstance(value, IndexedSlices):
+        raise NotImplementedError(f"{where}: got {value}; takes dense arrays only — to_dense them first")
+    return as_array(value, where)
+
+
+def _identity(function: Callable[..., Any]) -> CodeType | object:
+    """What tells merge functions apart: their code, as each replica may make a closure of its own."""
+    while isinstance(function, partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    return getattr(function, "__code__", None) or type(function)

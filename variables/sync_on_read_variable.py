@@ -1,0 +1,103 @@
+"""Variables that replicas change alone and that agree only when read."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import numpy as np
+
+from collectives.arrays import Array
+from variables.flat_memory import FlatMemory, Place
+from variables.local_variable import LocalVariable
+from variables.mirrored_variable import make_copies
+from variables.replica_context import Context, CrossReplicaContext, Owner, ReplicaContext
+from variables.synchronization import VariableAggregation, aggregate
+from variables.values import is_distributed
+from variables.variable import Variable, VariableSpec, Write
+
+_DENSE = (Write.ASSIGN, Write.ASSIGN_ADD, Write.ASSIGN_SUB)
+
+
+@final
+class SyncOnReadVariable(Variable):
+    """One copy for each replica, aggregated when read across replicas (synchronization ON_READ).
+
+    Writes in a replica cost no communication, so it suits what every step changes and few steps read: metrics, batch
+    statistics, accumulated gradients. Every copy starts from the initial value.
+
+    Args:
+        spec: what it is to be.
+        memory: of the devices that it has copies on.
+        owner: the strategy that it is made under.
+        name: what it is called.
+    """
+
+    def __new__(cls, spec: VariableSpec, memory: FlatMemory, owner: Owner, name: str) -> SyncOnReadVariable:
+        self = object.__new__(cls)
+        self.owner = owner
+        self.copies, self.place = make_copies(self, spec, memory, owner, name)
+        return self
+
+    copies: tuple[LocalVariable, ...]
+    place: Place
+
+    @property
+    def components(self) -> tuple[Variable, ...]:
+        return self.copies
+
+    def _value_in(self, context: Context | None) -> Array:
+        self._require_own_context(context)
+        own = self._own_copy(context)
+        if own is not None:
+            return own.live()
+        if self.aggregation is VariableAggregation.NONE:
+            raise ValueError(
+                f"{self.name}: read across replicas, each of which has a value of its own, and aggregation NONE says not "
+                "how they become one; make it with aggregation='SUM', 'MEAN' or 'ONLY_FIRST_REPLICA', or take all values "
+                "with strategy.experimental_local_results(variable)"
+            )
+        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            return self.copies[0].live()
+        return aggregate([copy.live() for copy in self.copies], self.aggregation)
+
+    def _write_in(
+        self, context: Context | None, write: Write, value: Any, read_value: bool, already_identical: bool
+    ) -> Any:
+        self._require_own_context(context)
+        if write not in _DENSE:
+            raise NotImplementedError(
+                f"{self.name}.{write.value}: ON_READ variables have no scatter; "
+                "use assign_add with a dense array — or synchronization=ON_WRITE"
+            )
+        own = self._own_copy(context)
+        if own is not None:
+            return own._write_in(context, write, value, read_value, already_identical)
+        if is_distributed(value):
+            raise ValueError(
+                f"{self.name}.{write.value}: got a {type(value).__name__} across replicas; need one array — "
+                "write each replica's value in strategy.run"
+            )
+        self._write_across(write, value)
+        return self._value_in(context) if read_value else None
+
+    def _write_across(self, write: Write, value: Array) -> None:
+        if self.aggregation is not VariableAggregation.SUM:
+            for copy in self.copies:
+                copy.apply(write, value)
+        elif write is Write.ASSIGN:
+            # An equal share each; integers lose the rest, as they do in TensorFlow.
+            share = (
+                np.trunc(value / len(self.copies)) if self.dtype.kind in "iu" else value / len(self.copies)
+            )
+            for copy in self.copies:
+                copy.apply(write, np.asarray(share).astype(self.dtype))
+        else:
+            # Once, so that the next read is exactly the old value and the change.
+            self.copies[0].apply(write, value)
+
+    def _own_copy(self, context: Context | None) -> LocalVariable | None:
+        if isinstance(context, ReplicaContext):
+            return self.copies[context.local_replica_id]
+        if isinstance(context, CrossReplicaContext) and context.updating is not None:
+            return self.copies[context.updating]
+        return None

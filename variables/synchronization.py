@@ -1,0 +1,86 @@
+"""When a variable's copies are brought together, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from collectives.arrays import Array
+from collectives.indexed_slices import IndexedSlices, concatenate_slices
+from collectives.reduce_op import ReduceOp
+from collectives.reduction import Fold
+
+
+class VariableSynchronization(Enum):
+    """When the copies of a variable are brought together."""
+
+    AUTO = 0
+    """As the strategy thinks best: ON_WRITE."""
+    NONE = 1
+    """Never. No strategy accepts it."""
+    ON_WRITE = 2
+    """With every write, so that the copies are always equal."""
+    ON_READ = 3
+    """When read from outside the replicas; each replica writes to its own copy."""
+
+
+class VariableAggregation(Enum):
+    """How the replicas' values become one."""
+
+    NONE = 0
+    """They don't: a write in a replica, or a read across replicas, is an error."""
+    SUM = 1
+    MEAN = 2
+    ONLY_FIRST_REPLICA = 3
+    """The value of replica 0 stands for all."""
+
+
+_OPS = {VariableAggregation.SUM: ReduceOp.SUM, VariableAggregation.MEAN: ReduceOp.MEAN}
+
+
+def aggregate(values: Sequence[Array], aggregation: VariableAggregation) -> Array:
+    """One value out of the replicas' values, in their shape and dtype.
+
+    Raises:
+        OverflowError: an integer sum that its dtype does not hold.
+    """
+    op = _OPS.get(aggregation)
+    if op is None:
+        return values[0]
+    if not isinstance(values[0], np.ndarray):
+        total = values[0]
+        for value in values[1:]:
+            total = total + value
+        return total / len(values) if op is ReduceOp.MEAN else total
+    result = np.empty(values[0].shape, values[0].dtype)
+    Fold(op, [np.ascontiguousarray(value).reshape(-1) for value in values], [result.reshape(-1)]).run()
+    return result
+
+
+def aggregate_slices(values: Sequence[IndexedSlices], aggregation: VariableAggregation) -> IndexedSlices:
+    """As `aggregate`, of sparse values: their rows one after the other."""
+    op = _OPS.get(aggregation)
+    return values[0] if op is None else concatenate_slices(values, op)
+
+
+def cast(value: Any, dtype: np.dtype[Any], where: str) -> Array:
+    """The value as an array of this dtype, without a copy where it is one.
+
+    Raises:
+        TypeError: the cast would lose more than precision, as floats to integers do.
+    """
+    array = value if isinstance(value, np.ndarray) or hasattr(value, "get") else np.asarray(value)
+    if array.dtype == dtype:
+        return array
+    # A Python number has no dtype of its own that could be wrong.
+    is_number = isinstance(value, (bool, int, float, complex))
+    if not np.can_cast(array.dtype, dtype, "same_kind") and not (
+        is_number and np.all(array == array.astype(dtype))
+    ):
+        raise TypeError(
+            f"{where}: got {array.dtype}; need what casts to {dtype} safely — convert it with astype({dtype})"
+        )
+    return array.astype(dtype)

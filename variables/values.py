@@ -1,0 +1,134 @@
+"""Values that each replica has its own of, and the nested structures they come in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard, final
+
+import optree
+
+_CONTAINERS = (list, tuple, dict)
+
+
+class DistributedValues:
+    """One component for each local replica. Interface of `PerReplica` and `Mirrored`.
+
+    Args:
+        values: the components, by local replica.
+    """
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values = tuple(values)
+
+    def __repr__(self) -> str:
+        listed = ", ".join(f"{index}: {value!r}" for index, value in enumerate(self.values))
+        return f"{type(self).__name__}({listed})"
+
+
+@final
+class PerReplica(DistributedValues):
+    """Components that may differ, also in shape."""
+
+    __slots__ = ()
+
+
+@final
+class Mirrored(DistributedValues):
+    """Components that are equal."""
+
+    __slots__ = ()
+
+
+def is_distributed(value: object) -> TypeGuard[DistributedValues]:
+    """Whether the value is a `PerReplica` or a `Mirrored`."""
+    return isinstance(value, DistributedValues)
+
+
+def map_structure(function: Callable[..., Any], structure: Any, *others: Any) -> Any:
+    """The structure with the function's result in place of every leaf.
+
+    Lists, tuples, named tuples and mappings are structure, at any depth; all else is a leaf, None too.
+
+    Raises:
+        ValueError: the structures differ.
+    """
+    if not isinstance(structure, _CONTAINERS) and not others:
+        return function(structure)
+    return optree.tree_map(function, structure, *others, none_is_leaf=True)
+
+
+def flatten(structure: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """The leaves, and the function that puts others in their places."""
+    if not isinstance(structure, _CONTAINERS):
+        return [structure], lambda leaves: leaves[0]
+    leaves, spec = optree.tree_flatten(structure, none_is_leaf=True)
+    return list(leaves), spec.unflatten
+
+
+def has_distributed(structure: Any) -> bool:
+    """Whether any leaf is a `PerReplica` or a `Mirrored`."""
+    if isinstance(structure, _CONTAINERS):
+        return any(
+            isinstance(leaf, DistributedValues) for leaf in optree.tree_leaves(structure, none_is_leaf=True)
+        )
+    return isinstance(structure, DistributedValues)
+
+
+def select(structure: Any, local_replica_id: int) -> Any:
+    """The structure as one replica sees it: its own component in place of each distributed value."""
+    if isinstance(structure, DistributedValues):
+        return structure.values[local_replica_id]
+    if not has_distributed(structure):
+        return structure
+    return map_structure(
+        lambda leaf: leaf.values[local_replica_id] if isinstance(leaf, DistributedValues) else leaf, structure
+    )
+
+
+def regroup(
+    structures: Sequence[Any], wrap: Callable[[Sequence[Any]], Any] = PerReplica, *, always: bool = False
+) -> Any:
+    """One structure out of the replicas' structures, with a distributed value for each leaf.
+
+    Args:
+        structures: one for each local replica; where the first one is a leaf, the others may be anything.
+        wrap: makes the distributed value of a leaf's components.
+        always: wrap also a leaf that is the same object on all replicas; otherwise that object stands for itself.
+
+    Raises:
+        ValueError: the replicas' structures differ.
+    """
+    first = structures[0]
+    if not isinstance(first, _CONTAINERS):
+        return _regroup_leaf(structures, wrap, always)
+    leaves, spec = optree.tree_flatten(first, none_is_leaf=True)
+    by_replica = [leaves]
+    for replica, other in enumerate(structures[1:], start=1):
+        other_leaves, other_spec = optree.tree_flatten(other, none_is_leaf=True)
+        if other_spec != spec:
+            raise ValueError(
+                f"the replicas' results differ in structure: replica 0 has {_sketch(first)}, replica {replica} has "
+                f"{_sketch(other)}; need the same containers, lengths and keys from every replica"
+            )
+        by_replica.append(other_leaves)
+    return spec.unflatten([_regroup_leaf(leaf, wrap, always) for leaf in zip(*by_replica, strict=True)])
+
+
+def _regroup_leaf(components: Sequence[Any], wrap: Callable[[Sequence[Any]], Any], always: bool) -> Any:
+    first = components[0]
+    if not always and all(component is first for component in components):
+        return first
+    # The components of one variable, one from each replica, are that variable.
+    whole = getattr(first, "distributed", None)
+    if whole is not None and all(
+        getattr(component, "distributed", None) is whole for component in components
+    ):
+        return whole
+    return wrap(components)
+
+
+def _sketch(structure: Any) -> str:
+    spec = optree.tree_structure(structure, none_is_leaf=True)
+    return str(spec).removeprefix("PyTreeSpec(").removesuffix(", NoneIsLeaf)")
