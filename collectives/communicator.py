@@ -314,6 +314,17 @@ def require_axis(array: Array, axis: int, where: str) -> int:
     return axis % array.ndim
 
 
+def require_axis_from_start(array: Array, axis: Any, where: str) -> int:
+    """The axis, which must not count from the end, as tf.distribute's must not.
+
+    Raises:
+        ValueError: the array is a scalar, or has no such axis, or ``axis`` is negative or no integer.
+    """
+    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)) or axis < 0:
+        raise ValueError(f"{where}: got axis={axis!r}; need an integer from 0")
+    return require_axis(array, int(axis), where)
+
+
 def _require_like(out: Array, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> None:
     if out.shape != shape or out.dtype != dtype:
         raise ValueError(f"{where}: got out={describe(out)}; need {describe_kind(dtype, shape)}")

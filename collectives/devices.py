@@ -69,7 +69,7 @@ class Device:
         if self.kind == "cpu":
             array = as_array(value, str(self))
             # A CuPy array has no implicit way to the host.
-            return array.get() if hasattr(array, "get") else array  # type: ignore[attr-defined,no-any-return]
+            return array.get() if hasattr(array, "get") else array
         xp = self.xp
         with xp.cuda.Device(self.index):
             return xp.asarray(value)  # type: ignore[no-any-return]

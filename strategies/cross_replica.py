@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from collectives.arrays import Array, as_array, describe
-from collectives.communicator import require_axis
+from collectives.communicator import require_axis_from_start
 from collectives.indexed_slices import IndexedSlices, concatenate_slices
 from collectives.reduce_op import ReduceOp
 from collectives.reduction import reduce_arrays
@@ -72,24 +72,18 @@ def gather_leaf(value: Any, axis: int) -> Any:
     components = components_of(value)
     if components is None:
         array = require_dense(value, "gather")
-        _require_gatherable(array, axis)
+        require_axis_from_start(array, axis, "gather")
         return value
     arrays = [require_dense(component, "gather") for component in components]
     first = arrays[0]
     for array in arrays:
-        _require_gatherable(array, axis)
+        require_axis_from_start(array, axis, "gather")
         others = array.shape[:axis] + array.shape[axis + 1 :]
         if others != first.shape[:axis] + first.shape[axis + 1 :] or array.dtype != first.dtype:
             raise ValueError(
                 f"gather: got {'; '.join(map(describe, arrays))}; need one dtype and shapes that differ on axis {axis} only"
             )
     return np.concatenate(arrays, axis=axis)
-
-
-def _require_gatherable(array: Array, axis: int) -> None:
-    if not isinstance(axis, int) or axis < 0:
-        raise ValueError(f"gather: got axis={axis!r}; need an integer from 0")
-    require_axis(array, axis, "gather")
 
 
 def _reduce_equal(op: ReduceOp, value: Any, num_replicas: int) -> Any:
@@ -107,7 +101,7 @@ def _axes(axis: Axis) -> tuple[int, ...] | None:
     axes = tuple(axis) if isinstance(axis, (list, tuple)) else (axis,)
     if not all(isinstance(a, (int, np.integer)) and not isinstance(a, bool) for a in axes):
         raise TypeError(f"reduce: got axis={axis!r}; need None, an integer or a tuple of integers")
-    return tuple(int(a) for a in axes)  # type: ignore[arg-type]  # just checked
+    return tuple(int(a) for a in axes)
 
 
 def _reduce_axes(op: ReduceOp, arrays: Sequence[Array], axes: tuple[int, ...]) -> Any:

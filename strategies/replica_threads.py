@@ -87,9 +87,9 @@ class ReplicaThreads:
                 if desk.take(replica):
                     self._execute(replica, calls[replica], results)
             self._wait()
-        except BaseException as failure:  # Ctrl-C, in this module's own code
-            rendezvous.abort(failure)
-            self._release_stuck(failure)
+        except BaseException as interrupt:  # Ctrl-C, in this module's own code
+            rendezvous.abort(interrupt)
+            self._release_stuck(interrupt)
             raise
         failure = rendezvous.failure
         if failure is not None:

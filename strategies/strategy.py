@@ -20,9 +20,10 @@ from collectives.reduce_op import ReduceOp
 from collectives.rendezvous import Rendezvous
 from collectives.selection import local_communicators, require_available
 from strategies.cross_replica import Axis, components_of, gather_leaf, reduce_components, reduce_leaf
-from strategies.distributed_dataset import DistributedDataset
-from strategies.distributed_dataset_from_function import distribute_from_function
-from strategies.input_options import InputContext, InputOptions
+from strategies.datasets.distributed_dataset import DistributedDataset
+from strategies.datasets.distributed_dataset_from_function import distribute_from_function
+from strategies.datasets.input_options import AutoShardPolicy, InputContext, InputOptions
+from strategies.datasets.local_replicas import Place, keep
 from strategies.replica_threads import ReplicaThreads
 from variables.central_variable import CentralVariable
 from variables.flat_memory import is_variable_memory
@@ -166,6 +167,7 @@ class Strategy(ABC):
             ValueError: args that are no sequence; results that differ in structure.
             RuntimeError: after `close`.
         """
+        del options
         if type(args) is not tuple and not isinstance(args, (list, tuple)):
             raise ValueError(
                 f"run: got args={args!r}; need a tuple or list — for one argument write args=(x,)"
@@ -199,7 +201,9 @@ class Strategy(ABC):
                 return None
             return _snapshot(result) if type(result) is np.ndarray else map_structure(_snapshot, result)
         if distributed:
-            calls = [partial(fn, *select(args, i), **select(kwargs, i)) for i in range(size)]
+            calls: list[Callable[[], Any]] = [
+                partial(fn, *select(args, i), **select(kwargs, i)) for i in range(size)
+            ]
         else:
             calls = [partial(fn, *args, **kwargs) if args or kwargs else fn] * size
         results = crew.threads.run(calls)
@@ -281,20 +285,33 @@ class Strategy(ABC):
 
     # ----------------------------------------------------------------- datasets
 
-    def distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> Any:
+    def distribute_dataset(
+        self,
+        dataset: Any,
+        options: InputOptions | None = None,
+        *,
+        auto_shard_policy: AutoShardPolicy | str | None = None,
+    ) -> Any:
         """The dataset with every global batch split over the replicas.
 
         Args:
             dataset: a `Dataset`, or any iterable of nested arrays, each a global batch. Its first axis is split as
                 evenly as possible, the first replicas getting one row more; a replica may get none: an array of length 0.
             options: how it is fetched.
+            auto_shard_policy: which part of the data each worker sees; with one worker all mean the same.
 
         Returns:
             An iterable of the same structure, with a `PerReplica` for every array; with one replica, the batches
             themselves.
         """
         self._require_across("distribute_dataset")
-        return DistributedDataset(dataset, len(self._devices), place=self._place, options=options)
+        return DistributedDataset(
+            dataset,
+            len(self._devices),
+            place=self._place,
+            options=options,
+            auto_shard_policy=auto_shard_policy,
+        )
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
@@ -308,8 +325,11 @@ class Strategy(ABC):
         self._require_across("distribute_datasets_from_function")
         return distribute_from_function(dataset_fn, len(self._devices), place=self._place, options=options)
 
-    def _place(self, array: Any, local_replica: int) -> Any:
-        return self._devices[local_replica].place(array)
+    @property
+    def _place(self) -> Place:
+        if all(device.kind == "cpu" for device in self._devices):
+            return keep
+        return lambda array, local_replica: self._devices[local_replica].place(array)
 
     # ------------------------------------------- variables, across all replicas
 

@@ -12,7 +12,49 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from collectives.arrays import Array, is_host
 
 _METHODS = frozenset(
-    ["T", "all", "any", "argmax", "argmin", "astype", "clip", "conj", "copy", "cumsum", "diagonal", "dot", "flat", "flatten", "imag", "item", "itemsize", "max", "mean", "min", "nbytes", "nonzero", "prod", "ravel", "real", "repeat", "reshape", "round", "size", "squeeze", "std", "strides", "sum", "swapaxes", "take", "tobytes", "tolist", "trace", "transpose", "var", "view"]
+    [
+        "T",
+        "all",
+        "any",
+        "argmax",
+        "argmin",
+        "astype",
+        "clip",
+        "conj",
+        "copy",
+        "cumsum",
+        "diagonal",
+        "dot",
+        "flat",
+        "flatten",
+        "imag",
+        "item",
+        "itemsize",
+        "max",
+        "mean",
+        "min",
+        "nbytes",
+        "nonzero",
+        "prod",
+        "ravel",
+        "real",
+        "repeat",
+        "reshape",
+        "round",
+        "size",
+        "squeeze",
+        "std",
+        "strides",
+        "sum",
+        "swapaxes",
+        "take",
+        "tobytes",
+        "tolist",
+        "trace",
+        "transpose",
+        "var",
+        "view",
+    ]
 )
 """Of ndarray, those that do not change it. They are forwarded by name: a subclass of ndarray would own its memory."""
 

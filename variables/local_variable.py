@@ -99,11 +99,17 @@ class LocalVariable(Variable):
         """This array, read-only, whatever the context."""
         return self._read_only
 
-    def _value_in(self, context: Context | None) -> Array:
+    # Whoever reads or writes it, it is the same one array.
+    def _value_in(self, context: Context | None) -> Array:  # noqa: ARG002
         return self._read_only
 
     def _write_in(
-        self, context: Context | None, write: Write, value: Any, read_value: bool, already_identical: bool
+        self,
+        context: Context | None,  # noqa: ARG002  # as above
+        write: Write,
+        value: Any,
+        read_value: bool,
+        already_identical: bool,  # noqa: ARG002  # as above
     ) -> Any:
         if is_distributed(value):
             raise ValueError(

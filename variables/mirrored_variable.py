@@ -49,7 +49,7 @@ class MirroredVariable(Variable):
             self._require_own_context(context)
         if type(context) is ReplicaContext:
             return self.copies[context.local_replica_id].live()
-        return self.copies[context.updating or 0].live()  # type: ignore[union-attr]  # narrowed by type() above
+        return self.copies[context.updating or 0].live()
 
     def _write_in(
         self, context: Context | None, write: Write, value: Any, read_value: bool, already_identical: bool

@@ -19,7 +19,7 @@ import numpy as np
 
 from collectives.arrays import Array, as_array, describe_kind, is_scalar
 from collectives.communication_options import CommunicationOptions
-from collectives.communicator import Communicator
+from collectives.communicator import Communicator, require_axis_from_start
 from collectives.indexed_slices import IndexedSlices, all_reduce_slices
 from collectives.reduce_op import ReduceOp
 from collectives.rendezvous import Call, Rendezvous
@@ -201,11 +201,12 @@ class ReplicaContext:
             ValueError: a scalar, or no such axis.
         """
         del options
-        if not isinstance(axis, int) or axis < 0:
-            raise ValueError(f"all_gather: got axis={axis!r}; need an integer from 0")
-        return map_structure(
-            lambda leaf: self.communicator.all_gather(require_dense(leaf, "all_gather"), axis), value
-        )
+
+        def gather(leaf: Any) -> Array:
+            array = require_dense(leaf, "all_gather")
+            return self.communicator.all_gather(array, require_axis_from_start(array, axis, "all_gather"))
+
+        return map_structure(gather, value)
 
     def _weighted_mean(self, op: ReduceOp, value: Any, weight: float, name: str | None) -> Any:
         if op is not ReduceOp.MEAN:
@@ -216,9 +217,9 @@ class ReplicaContext:
             )
         array = None if value is None else as_array(value, "all_reduce")
         kind = None if array is None else (array.dtype, array.shape)
-        told: list[Any] = self.communicator.all_gather_object((kind, float(weight)))
-        kinds = {kind for kind, _ in told if kind is not None}
-        total = sum(weight for _, weight in told)
+        told: Any = self.communicator.all_gather_object((kind, float(weight)))
+        kinds = {told_kind for told_kind, _ in told if told_kind is not None}
+        total = sum(told_weight for _, told_weight in told)
         if len(kinds) != 1:
             listed = "; ".join(
                 f"replica {i}: {describe_kind(*k) if k else None}" for i, (k, _) in enumerate(told)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.arrays import Array
+from collectives.arrays import Array, is_host
 from collectives.indexed_slices import IndexedSlices, concatenate_slices
 from collectives.reduce_op import ReduceOp
 from collectives.reduction import Fold
@@ -50,7 +50,7 @@ def aggregate(values: Sequence[Array], aggregation: VariableAggregation) -> Arra
     op = _OPS.get(aggregation)
     if op is None:
         return values[0]
-    if not isinstance(values[0], np.ndarray):
+    if not is_host(values[0]):
         total = values[0]
         for value in values[1:]:
             total = total + value

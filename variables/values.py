@@ -10,6 +10,10 @@ import optree
 _CONTAINERS = (list, tuple, dict)
 
 
+def _flattened(structure: Any) -> tuple[list[Any], Any]:
+    return optree.tree_flatten(structure, none_is_leaf=True)
+
+
 class DistributedValues:
     """One component for each local replica. Interface of `PerReplica` and `Mirrored`.
 
@@ -63,16 +67,14 @@ def flatten(structure: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
     """The leaves, and the function that puts others in their places."""
     if not isinstance(structure, _CONTAINERS):
         return [structure], lambda leaves: leaves[0]
-    leaves, spec = optree.tree_flatten(structure, none_is_leaf=True)
-    return list(leaves), spec.unflatten
+    leaves, spec = _flattened(structure)
+    return leaves, spec.unflatten
 
 
 def has_distributed(structure: Any) -> bool:
     """Whether any leaf is a `PerReplica` or a `Mirrored`."""
     if isinstance(structure, _CONTAINERS):
-        return any(
-            isinstance(leaf, DistributedValues) for leaf in optree.tree_leaves(structure, none_is_leaf=True)
-        )
+        return any(isinstance(leaf, DistributedValues) for leaf in _flattened(structure)[0])
     return isinstance(structure, DistributedValues)
 
 
@@ -103,10 +105,10 @@ def regroup(
     first = structures[0]
     if not isinstance(first, _CONTAINERS):
         return _regroup_leaf(structures, wrap, always)
-    leaves, spec = optree.tree_flatten(first, none_is_leaf=True)
+    leaves, spec = _flattened(first)
     by_replica = [leaves]
     for replica, other in enumerate(structures[1:], start=1):
-        other_leaves, other_spec = optree.tree_flatten(other, none_is_leaf=True)
+        other_leaves, other_spec = _flattened(other)
         if other_spec != spec:
             raise ValueError(
                 f"the replicas' results differ in structure: replica 0 has {_sketch(first)}, replica {replica} has "

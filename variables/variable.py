@@ -222,8 +222,9 @@ class Variable(ArrayBehaviour):
         return self._write(Write.ASSIGN, value, read_value, already_identical)
 
     def assign_add(self, delta: Any, *, read_value: bool = True, already_identical: bool = False) -> Any:
-        """Add. As `assign`, with what is added in the place of the value; across replicas, an ON_READ variable with
-        aggregation SUM adds it once.
+        """Add, without broadcasting.
+
+        As `assign`, of which ``delta`` takes the value's place; an ON_READ variable with aggregation SUM adds it once.
         """
         return self._write(Write.ASSIGN_ADD, delta, read_value, already_identical)
 

@@ -12,16 +12,21 @@ import numpy as np
 import pytest
 
 from strategies import MirroredStrategy
-from strategies.dataset_iterator import OutOfRangeError
-from strategies.datasets import Dataset, from_arrays, from_generator
-from strategies.distributed_dataset import DistributedDataset
-from strategies.distributed_dataset_from_function import (
+from strategies.datasets.dataset_iterator import OutOfRangeError
+from strategies.datasets.dataset import Dataset, from_arrays, from_generator
+from strategies.datasets.distributed_dataset import DistributedDataset
+from strategies.datasets.distributed_dataset_from_function import (
     DistributedDatasetFromFunction,
     distribute_from_function,
 )
-from strategies.input_options import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode
-from strategies.splitting import share_bounds, share_sizes, split_sizes
-from strategies.stage import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from strategies.datasets.input_options import (
+    AutoShardPolicy,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+)
+from strategies.datasets.splitting import share_bounds, share_sizes, split_sizes
+from strategies.datasets.stage import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from variables.values import PerReplica
 
 

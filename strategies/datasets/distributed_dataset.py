@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import final
 
-from strategies.dataset_iterator import DatasetIterator, Epochs
-from strategies.datasets import Dataset, from_generator, length
-from strategies.elements import Element, count_rows, flatten, unflatten
-from strategies.input_options import AutoShardPolicy, InputOptions, InputReplicationMode
-from strategies.local_replicas import LocalReplicas, Place, keep, refuse_in_replica
-from strategies.splitting import share_bounds, share_sizes
-from strategies.stage import Stage, Traits
+from strategies.datasets.dataset import Dataset, from_generator, length
+from strategies.datasets.dataset_iterator import DatasetIterator, Epochs
+from strategies.datasets.elements import Element, count_rows, flatten, unflatten
+from strategies.datasets.input_options import AutoShardPolicy, InputOptions, InputReplicationMode
+from strategies.datasets.local_replicas import LocalReplicas, Place, keep, refuse_in_replica
+from strategies.datasets.splitting import share_bounds, share_sizes
+from strategies.datasets.stage import Stage, Traits
 
 
 @final

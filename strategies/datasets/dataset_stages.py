@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from strategies.elements import Element, count_rows, flatten, stack, unflatten
-from strategies.input_options import AutoShardPolicy
-from strategies.prefetching import prefetched
-from strategies.row_order import buffer_shuffled, generator
-from strategies.stage import (
+from strategies.datasets.elements import Element, count_rows, flatten, stack, unflatten
+from strategies.datasets.input_options import AutoShardPolicy
+from strategies.datasets.prefetching import prefetched
+from strategies.datasets.row_order import buffer_shuffled, generator
+from strategies.datasets.stage import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
     Stage,

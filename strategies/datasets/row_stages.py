@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
-from strategies.elements import Element, Structure, unflatten
-from strategies.row_order import Indices, RowOrder, blocks, take_rows
-from strategies.stage import Stage, Traits, inner_epoch, repetitions
+from strategies.datasets.elements import Element, Structure, unflatten
+from strategies.datasets.row_order import Indices, RowOrder, blocks, take_rows
+from strategies.datasets.stage import Stage, Traits, inner_epoch, repetitions
 
 
 @final

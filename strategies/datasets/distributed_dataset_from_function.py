@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from strategies.dataset_iterator import DatasetIterator, Epochs
-from strategies.datasets import Dataset, from_generator, length
-from strategies.elements import Element, flatten, unflatten
-from strategies.input_options import InputContext, InputOptions, InputReplicationMode
-from strategies.local_replicas import LocalReplicas, Place, keep, refuse_in_replica
-from strategies.stage import Stage, Traits
+from strategies.datasets.dataset import Dataset, from_generator, length
+from strategies.datasets.dataset_iterator import DatasetIterator, Epochs
+from strategies.datasets.elements import Element, flatten, unflatten
+from strategies.datasets.input_options import InputContext, InputOptions, InputReplicationMode
+from strategies.datasets.local_replicas import LocalReplicas, Place, keep, refuse_in_replica
+from strategies.datasets.stage import Stage, Traits
 
 
 @final

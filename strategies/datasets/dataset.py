@@ -14,8 +14,8 @@ from typing import Any, final
 
 import numpy as np
 
-from strategies.dataset_iterator import DatasetIterator, Epochs
-from strategies.dataset_stages import (
+from strategies.datasets.dataset_iterator import DatasetIterator, Epochs
+from strategies.datasets.dataset_stages import (
     Batched,
     Filtered,
     Generated,
@@ -28,11 +28,11 @@ from strategies.dataset_stages import (
     Unbatched,
     WithPolicy,
 )
-from strategies.elements import Element, count_rows, flatten
-from strategies.input_options import AutoShardPolicy
-from strategies.row_order import RowOrder
-from strategies.row_stages import RowBatches, Rows, Table
-from strategies.stage import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Stage, Traits
+from strategies.datasets.elements import Element, count_rows, flatten
+from strategies.datasets.input_options import AutoShardPolicy
+from strategies.datasets.row_order import RowOrder
+from strategies.datasets.row_stages import RowBatches, Rows, Table
+from strategies.datasets.stage import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Stage, Traits
 
 
 @final

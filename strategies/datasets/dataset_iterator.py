@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
 
-from strategies.elements import Element
-from strategies.stage import Stage
+from strategies.datasets.elements import Element
+from strategies.datasets.stage import Stage
 
 
 @final

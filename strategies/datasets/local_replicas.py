@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
-from strategies.input_options import InputOptions
+from strategies.datasets.input_options import InputOptions
 from variables.replica_context import current_replica
 from variables.values import PerReplica
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import final
 
-from strategies.elements import Element
-from strategies.input_options import AutoShardPolicy
+from strategies.datasets.elements import Element
+from strategies.datasets.input_options import AutoShardPolicy
 
 INFINITE_CARDINALITY = -1
 """The cardinality of a dataset that never ends."""
