@@ -9,8 +9,8 @@ import numpy as np
 
 from benchmarks.harness import by_turns, call
 from benchmarks.report import Report
-from benchmarks.setups import STRATEGIES, Settings
-from strategies import Adam, Strategy, get_replica_context
+from benchmarks.setups import STRATEGIES, Settings, this_replica
+from strategies import Adam, Strategy
 from variables import Variable
 
 MANY, EACH = 200, 1000
@@ -61,7 +61,7 @@ def _step(stack: ExitStack, strategy: Strategy, count: int, size: int) -> tuple[
     gradients = [[random.standard_normal(size, np.float32) for _ in range(count)] for _ in range(replicas)]
 
     def update() -> None:
-        mine = gradients[get_replica_context().replica_id_in_sync_group]
+        mine = gradients[this_replica().replica_id_in_sync_group]
         optimizer.apply_gradients(zip(mine, variables, strict=True))
 
     def step() -> object:

@@ -1,8 +1,15 @@
-"""How long do the gradients of real models take to reduce and apply, and does the bucket size matter?"""
+"""How long do the gradients of real models take to reduce and apply, and does the bucket size matter?
+
+Replicas hold their gradients in arrays of their own. ``flat`` is what an optimizer does: one flat memory for all
+variables, whatever their number. The other rows pack the gradients into `Buckets` of that size, reduce these
+together, and update flat parameters of the same layout.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,16 +18,18 @@ from benchmarks.gradient_lists import MODELS, Shape, num_elements
 from benchmarks.harness import Effort, Timing, by_turns, call
 from benchmarks.machine import available_bytes
 from benchmarks.report import Report
-from benchmarks.setups import Settings, cpus
-from collectives import CommunicationOptions
-from collectives.buckets import group_by_size
-from strategies import SGD, MirroredStrategy, get_replica_context
+from benchmarks.setups import Settings, cpus, this_replica
+from collectives import Buckets
+from strategies import SGD, MirroredStrategy, Strategy
 from variables import Variable
 
 LEARNING_RATE = 0.5
 
-BUCKET_MB = (0, 1, 4, 16, 64)
-"""2 ** 20 bytes each; 0 leaves the size to the strategy."""
+FLAT = 0
+"""No buckets: the optimizer's own memory."""
+
+BUCKET_MB = (FLAT, 1, 4, 16, 64)
+"""2 ** 20 bytes each."""
 
 _COPIES = 6
 """Arrays of the model's size for each replica: variable, gradient, the optimizer's, the reduced ones, twice spare."""
@@ -29,7 +38,7 @@ _COPIES = 6
 def run_buckets(settings: Settings, report: Report) -> None:
     """Print the table of each model."""
     models = ["DLRM-dense"] if settings.quick else list(MODELS)
-    sizes = (0, 1) if settings.quick else BUCKET_MB
+    sizes = (FLAT, 1) if settings.quick else BUCKET_MB
     for model in models:
         shapes = MODELS[model]()
         num_bytes = 4 * num_elements(shapes)
@@ -46,10 +55,12 @@ def run_buckets(settings: Settings, report: Report) -> None:
         rows: list[list[object]] = []
         for bucket in sizes:
             report.working(f"{model}, {bucket} MB")
-            comm, step, num_buckets, wrong = _measure(shapes, bucket, settings)
+            measure = _measure_flat if bucket == FLAT else partial(_measure_buckets, bucket)
+            timings, num_buckets, wrong = measure(shapes, settings)
+            comm, step = timings["comm"], timings["step"]
             rows.append(
                 [
-                    bucket or "auto",
+                    bucket or "flat",
                     num_buckets,
                     comm.median * 1e3,
                     step.median * 1e3,
@@ -74,48 +85,80 @@ def run_buckets(settings: Settings, report: Report) -> None:
             rows,
         )
     report.line(
-        "# comm: all_reduce of the list in a step; step: apply_gradients (reduce and SGD update) in a step"
+        "# comm: all_reduce of the gradients (flat: of the list; else packed first); step: that and SGD's update"
     )
 
 
-def _measure(shapes: list[Shape], bucket_mb: int, settings: Settings) -> tuple[Timing, Timing, int, int]:
-    options = CommunicationOptions(bytes_per_pack=bucket_mb << 20, timeout_seconds=settings.timeout)
-    ranks = settings.ranks
-    with closing(MirroredStrategy(cpus(ranks), communication_options=options)) as strategy:
+def _measure_flat(shapes: list[Shape], settings: Settings) -> tuple[dict[str, Timing], int, int]:
+    with closing(MirroredStrategy(cpus(settings.ranks))) as strategy:
         with strategy.scope():
             variables = [Variable(np.zeros(shape, np.float32)) for shape in shapes]
             optimizer = SGD(learning_rate=LEARNING_RATE)
-        # Replica r's gradients are r + 1 everywhere.
-        gradients = [[np.full(shape, rank + 1, np.float32) for shape in shapes] for rank in range(ranks)]
+        gradients, total = _gradients(shapes, settings.ranks)
 
-        def mine() -> list[Any]:
-            return gradients[get_replica_context().replica_id_in_sync_group]
+        def reduce() -> list[Any]:
+            context = this_replica()
+            reduced: list[Any] = context.all_reduce("SUM", gradients[context.replica_id_in_sync_group])
+            return reduced
 
-        def reduce() -> Any:
-            return get_replica_context().all_reduce("SUM", mine())
-
-        def reduce_and_forget() -> None:
+        def forget() -> None:
             reduce()
 
         def update() -> None:
-            optimizer.apply_gradients(zip(mine(), variables, strict=True))
+            mine = gradients[this_replica().replica_id_in_sync_group]
+            optimizer.apply_gradients(zip(mine, variables, strict=True))
 
-        total = sum(range(1, ranks + 1))
-        wrong = 0
-        for reduced in strategy.experimental_local_results(strategy.run(reduce)):
-            wrong += sum(int(np.count_nonzero(np.asarray(array) != total)) for array in reduced)
+        results = strategy.experimental_local_results(strategy.run(reduce))
+        wrong = sum(_num_unlike(reduced, total) for reduced in results)
+        del results
         strategy.run(update)
-        expected = np.float32(-LEARNING_RATE * total)
-        wrong += sum(int(np.count_nonzero(np.asarray(variable) != expected)) for variable in variables)
-        effort = (
-            Effort(rounds=2, iterations=4, seconds=0.05, warm_up=1) if settings.quick else Effort(warm_up=1)
-        )
-        timings = by_turns(
-            {
-                "comm": call(lambda: strategy.run(reduce_and_forget)),
-                "step": call(lambda: strategy.run(update)),
-            },
-            effort,
-        )
-        num_buckets = len(group_by_size(gradients[0], bucket_mb << 20))
-        return timings["comm"], timings["step"], num_buckets, wrong
+        wrong += _num_unlike([np.asarray(variable) for variable in variables], -LEARNING_RATE * total)
+        return _time(strategy, forget, update, settings), 1, wrong
+
+
+def _measure_buckets(
+    bucket_mb: int, shapes: list[Shape], settings: Settings
+) -> tuple[dict[str, Timing], int, int]:
+    dtypes = [np.dtype(np.float32)] * len(shapes)
+    # Each replica's gradients and parameters.
+    made = [[Buckets(shapes, dtypes, bucket_mb << 20) for _ in range(2)] for _ in range(settings.ranks)]
+    with closing(MirroredStrategy(cpus(settings.ranks))) as strategy:
+        gradients, total = _gradients(shapes, settings.ranks)
+
+        def reduce() -> None:
+            context = this_replica()
+            packed, _ = made[context.replica_id_in_sync_group]
+            packed.pack(gradients[context.replica_id_in_sync_group])
+            packed.all_reduce(context.communicator)
+
+        def update() -> None:
+            reduce()
+            packed, parameters = made[this_replica().replica_id_in_sync_group]
+            for gradient, parameter in zip(packed.flats, parameters.flats, strict=True):
+                np.multiply(gradient, LEARNING_RATE, out=gradient)
+                np.subtract(parameter, gradient, out=parameter)
+
+        strategy.run(reduce)
+        wrong = sum(_num_unlike(packed.flats, total) for packed, _ in made)
+        strategy.run(update)
+        wrong += sum(_num_unlike(parameters.flats, -LEARNING_RATE * total) for _, parameters in made)
+        return _time(strategy, reduce, update, settings), len(made[0][0].flats), wrong
+
+
+def _gradients(shapes: list[Shape], ranks: int) -> tuple[list[list[Any]], int]:
+    """Replica r's gradients, r + 1 everywhere, and what they add up to."""
+    gradients = [[np.full(shape, rank + 1, np.float32) for shape in shapes] for rank in range(ranks)]
+    return gradients, sum(range(1, ranks + 1))
+
+
+def _num_unlike(arrays: Sequence[Any], value: float) -> int:
+    return sum(int(np.count_nonzero(np.asarray(array) != np.float32(value))) for array in arrays)
+
+
+def _time(
+    strategy: Strategy, comm: Callable[[], None], step: Callable[[], None], settings: Settings
+) -> dict[str, Timing]:
+    effort = Effort(rounds=2, iterations=4, seconds=0.05, warm_up=1) if settings.quick else Effort(warm_up=1)
+    return by_turns(
+        {"comm": call(lambda: strategy.run(comm)), "step": call(lambda: strategy.run(step))}, effort
+    )

@@ -11,8 +11,8 @@ import numpy as np
 
 from benchmarks.harness import Timing, by_turns, call
 from benchmarks.memory_floor import floor_case
-from benchmarks.setups import STRATEGIES, Settings
-from strategies import Strategy, get_replica_context
+from benchmarks.setups import STRATEGIES, Settings, this_replica
+from strategies import Strategy
 
 OURS, FLOOR = "ours", "floor"
 
@@ -52,7 +52,7 @@ def measure_in_step(strategy_name: str, replicas: int, num_bytes: int, settings:
         values = ones_and_twos(strategy, num_bytes)
 
         def step(value: Any) -> Any:
-            return get_replica_context().all_reduce("SUM", value)
+            return this_replica().all_reduce("SUM", value)
 
         def ours() -> Any:
             return strategy.run(step, args=(values,))

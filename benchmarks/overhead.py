@@ -9,8 +9,8 @@ from typing import Any
 from benchmarks.harness import Case, Timing, by_turns, call
 from benchmarks.in_step import checked, measure_in_step, ones_and_twos, wrong_sums
 from benchmarks.report import Report
-from benchmarks.setups import STRATEGIES, Settings, report_ratios
-from strategies import Strategy, get_replica_context
+from benchmarks.setups import STRATEGIES, Settings, report_ratios, this_replica
+from strategies import Strategy
 
 SMALL = (4, 1 << 10, 1 << 20)
 LARGE = 64 << 20
@@ -132,7 +132,7 @@ def _calls(strategy: Strategy) -> dict[str, tuple[Callable[[], Any], Callable[[]
         return strategy.num_replicas_in_sync
 
     def merging() -> Any:
-        return get_replica_context().merge_call(merge)
+        return this_replica().merge_call(merge)
 
     def run(step: Callable[[], Any], expected: object) -> tuple[Callable[[], Any], Callable[[], int]]:
         def ours() -> Any:

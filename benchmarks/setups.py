@@ -9,7 +9,14 @@ from typing import final
 from benchmarks.harness import Effort, Timing
 from benchmarks.report import Report
 from benchmarks.rivals.rival import Rival
-from strategies import CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy, Strategy
+from strategies import (
+    CentralStorageStrategy,
+    MirroredStrategy,
+    OneDeviceStrategy,
+    ReplicaContext,
+    Strategy,
+    get_replica_context,
+)
 
 STRATEGIES: dict[str, Callable[[int], Strategy]] = {
     "OneDevice": lambda replicas: OneDeviceStrategy("cpu:0"),  # noqa: ARG005  always one
@@ -54,6 +61,13 @@ class Settings:
 def cpus(count: int) -> list[str]:
     """The names of that many logical CPU devices."""
     return [f"cpu:{index}" for index in range(count)]
+
+
+def this_replica() -> ReplicaContext:
+    """The context of the replica that calls, in a step."""
+    context = get_replica_context()
+    assert context is not None
+    return context
 
 
 def report_ratios(report: Report, ours: str, compared: Sequence[tuple[str, Timing, str, Timing]]) -> None:

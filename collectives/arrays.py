@@ -44,7 +44,7 @@ def as_array(value: Any, where: str = "as_array") -> Array:
     Raises:
         TypeError: it does not hold numbers.
     """
-    if isinstance(value, np.ndarray) or type(value).__module__.partition(".")[0] == "cupy":
+    if type(value) is np.ndarray or isinstance(value, np.ndarray) or type(value).__module__.partition(".")[0] == "cupy":
         return value  # type: ignore[no-any-return]  # a CuPy array, see Array
     try:
         array = np.asarray(value)
@@ -73,4 +73,4 @@ def require_numbers(dtype: np.dtype[Any], where: str, kind: str = "array") -> No
 def is_narrow_float(dtype: np.dtype[Any]) -> bool:
     """Whether this is float16 or bfloat16, which accumulate in float32."""
     # bfloat16 comes from ml_dtypes, where NumPy only knows it as some bytes with a name.
-    return dtype == np.float16 or dtype.name == "bfloat16"
+    return (dtype.kind == "f" and dtype.itemsize == 2) or (dtype.kind == "V" and dtype.name == "bfloat16")

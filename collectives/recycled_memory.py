@@ -6,6 +6,7 @@ them. A recycled block is handed out again once nobody holds a view of it any mo
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any, final
 
@@ -31,21 +32,31 @@ class RecycledMemory:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An array in C order with arbitrary content, as ``numpy.empty`` gives."""
-        size = int(np.prod(shape, dtype=np.int64))
-        num_bytes = size * dtype.itemsize
+        num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes < RECYCLED_FROM:
             return np.empty(shape, dtype)
         block = self._free_block(num_bytes)
         return block[:num_bytes].view(dtype).reshape(shape)
 
     def _free_block(self, num_bytes: int) -> Array:
-        for index, block in enumerate(self._blocks):
-            # A view keeps the array that owns its memory as its base, so the count of references to the
-            # owner counts the views of views too. Three are ours: the list, this loop, the argument.
-            if sys.getrefcount(block) == 3 and num_bytes <= block.nbytes <= 2 * num_bytes:
-                self._blocks.append(self._blocks.pop(index))  # the longest unused is dropped first
+        for index, block_bytes in enumerate([block.nbytes for block in self._blocks]):
+            if num_bytes <= block_bytes <= 2 * num_bytes and _references(self._blocks, index) == _UNUSED:
+                block = self._blocks.pop(index)
+                self._blocks.append(block)  # the longest unused is dropped first
                 return block
         block = np.empty(num_bytes, np.uint8)
         self._blocks.append(block)
         del self._blocks[: -self._num_blocks]
         return block
+
+
+def _references(blocks: list[Array], index: int) -> int:
+    """How many references there are to a block, with those that the asking makes.
+
+    A view keeps the array that owns its memory as its base, so the references to the owner count all views, and the
+    views of views.
+    """
+    return sys.getrefcount(blocks[index])
+
+
+_UNUSED = _references([np.empty(0)], 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +22,9 @@ class ReduceOp(Enum):
     MIN = "min"
     PROD = "prod"
 
+    # Enum hashes the name, in Python; as keys of the caches below, members are told apart by identity.
+    __hash__ = object.__hash__
+
     @classmethod
     def parse(cls, op: ReduceOp | str) -> ReduceOp:
         """The member, or the member of that name in any case.
@@ -35,6 +39,7 @@ class ReduceOp(Enum):
         """The NumPy function that folds two arrays; for MEAN the sum, to be divided afterwards."""
         return _UFUNCS[self]
 
+    @lru_cache(maxsize=256)  # members live for ever
     def accumulator_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """What the fold is computed in: wide enough that what fits the result does not overflow on the way."""
         if self in (ReduceOp.MAX, ReduceOp.MIN):
@@ -48,6 +53,7 @@ class ReduceOp(Enum):
                 return np.dtype(np.uint64 if dtype.kind == "u" else np.int64)
         return dtype
 
+    @lru_cache(maxsize=256)  # members live for ever
     def result_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """What a reduction of this dtype gives.
 
@@ -57,6 +63,7 @@ class ReduceOp(Enum):
         """
         return dtype if is_narrow_float(dtype) else self.accumulator_dtype(dtype)
 
+    @lru_cache(maxsize=256)  # members live for ever
     def require(self, dtype: np.dtype[Any], where: str) -> None:
         """Refuse what this reduction has no meaning for.
 

@@ -23,11 +23,12 @@ from strategies import (
     SGD,
     MirroredStrategy,
     Strategy,
+    all_reduce,
     compute_average_loss,
     from_arrays,
-    get_replica_context,
+    merge_call,
 )
-from variables import PerReplica, Variable
+from variables import Variable
 
 CENTERS = np.array([[0.0, 1.5], [-1.5, -1.0], [1.5, -1.0]])
 NUM_CLASSES = len(CENTERS)
@@ -70,18 +71,17 @@ def run(strategy: Strategy, train_set: Points, test_set: Points) -> Results:
             aggregation="SUM",
         )
 
-    def smooth(strategy: Strategy, losses: PerReplica) -> None:  # called once, with what every replica passed
+    def smooth(strategy: Strategy, losses: Any) -> None:  # once for all, with what each replica passed
         loss = strategy.reduce("SUM", losses)
         smoothed_loss.assign(0.95 * smoothed_loss.numpy() + 0.05 * loss)
 
     def train_step(places: mlp.Floats, labels: mlp.Labels) -> None:
-        replica = get_replica_context()
-        global_batch_size = replica.all_reduce("SUM", len(labels))
+        global_batch_size = int(all_reduce("SUM", len(labels)))
         logits, inputs = mlp.forward([weight, bias], places)
         losses, derivatives = mlp.cross_entropy(logits, labels)
         gradients = mlp.backward([weight, bias], inputs, derivatives / global_batch_size)
         optimizer.apply_gradients(zip(gradients, [weight, bias], strict=True))
-        replica.merge_call(smooth, args=(compute_average_loss(losses, global_batch_size=global_batch_size),))
+        merge_call(smooth, args=(compute_average_loss(losses, global_batch_size=global_batch_size),))
 
     def test_step(places: mlp.Floats, labels: mlp.Labels) -> Any:
         logits, _ = mlp.forward([weight, bias], places)
@@ -111,9 +111,8 @@ def main() -> None:
 
     print(f"smoothed training loss {results.smoothed_loss:.3f}")
     print(f"test loss {results.test_losses.mean():.3f} over {len(results.test_losses)} points")
-    print(
-        f"test accuracy {results.confusion.trace() / results.confusion.sum():.1%}; true class by row, predicted by column:"
-    )
+    print(f"test accuracy {results.confusion.trace() / results.confusion.sum():.1%}")
+    print("test points by true class (row) and predicted class (column)")
     print(results.confusion)
 
 

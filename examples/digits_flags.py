@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,6 +65,6 @@ def _rate(text: str) -> float:
 
 def _png(text: str) -> Path:
     path = Path(text)
-    if path.is_dir() or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"got {text!r}; the path of a file in an existing folder is needed")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"got {text!r}; a file in a folder that can be written to is needed")
     return path

@@ -37,11 +37,11 @@ class Block:
         self.capacity = capacity
         self.devices = tuple(devices)
         self.used = 0
-        self.copies = self.like()
+        self.copies = [self.like(number) for number in range(len(self.devices))]
 
-    def like(self) -> list[Array]:
-        """New memory of this layout, by device, of shape ``(capacity,)``, zeroed."""
-        return [_zeros(device, self.capacity, self.dtype) for device in self.devices]
+    def like(self, device: int = 0) -> Array:
+        """New memory of this layout on the device of that number, of shape ``(capacity,)``, zeroed."""
+        return _zeros(self.devices[device], self.capacity, self.dtype)
 
     def follows(self, first: Place, second: Place) -> bool:
         """Whether nothing but padding lies between two places of this block, in this order."""

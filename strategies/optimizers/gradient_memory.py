@@ -12,13 +12,12 @@ import numpy as np
 
 from collectives.arrays import Array
 from variables.flat_memory import Block, Place
-from variables.local_variable import LocalVariable
 from variables.variable import Variable
 
 
 @final
 class BlockState:
-    """What belongs to one block of parameters: each replica's gradients, and the slots of each copy.
+    """What belongs to one block of parameters: each replica's gradients, and the slots, one for all.
 
     Args:
         block: the parameters.
@@ -29,9 +28,8 @@ class BlockState:
     def __init__(self, block: Block, num_replicas: int, slots: Mapping[str, float]) -> None:
         self._fills = slots
         self._filled: set[int] = set()
-        one_each = len(block.devices) == num_replicas
         self.block = block
-        self.gradients = block.like() if one_each else [block.like()[0] for _ in range(num_replicas)]
+        self.gradients = [block.like() for _ in range(num_replicas)]
         self.slots = {name: block.like() for name in slots}
 
     def begin(self, place: Place) -> None:
@@ -41,8 +39,7 @@ class BlockState:
         self._filled.add(place.start)
         for name, fill in self._fills.items():
             if fill:
-                for copy in self.slots[name]:
-                    copy[place.start : place.stop] = fill
+                self.slots[name][place.start : place.stop] = fill
 
 
 @final
@@ -76,17 +73,17 @@ class Run:
             and set(map(_DTYPE, gradients)) == {self.state.block.dtype}
         )
 
-    def parameters(self, copy: int) -> Array:
-        """One copy's parameters, flat."""
-        return self.state.block.copies[copy][self.start : self.stop]
+    def parameters(self) -> list[Array]:
+        """Every copy's parameters, flat."""
+        return [copy[self.start : self.stop] for copy in self.state.block.copies]
 
-    def gradients(self, replica: int) -> Array:
-        """One replica's gradients, flat."""
-        return self.state.gradients[replica][self.start : self.stop]
+    def gradients(self) -> list[Array]:
+        """Every replica's gradients, flat."""
+        return [gradients[self.start : self.stop] for gradients in self.state.gradients]
 
-    def slots(self, copy: int) -> dict[str, Array]:
-        """One copy's slots, flat, by name."""
-        return {name: copies[copy][self.start : self.stop] for name, copies in self.state.slots.items()}
+    def slots(self) -> dict[str, Array]:
+        """The slots, flat, by name."""
+        return {name: slot[self.start : self.stop] for name, slot in self.state.slots.items()}
 
 
 @final
@@ -135,11 +132,6 @@ def place_of(variable: Variable) -> Place:
     place: Any = getattr(variable, "place")  # noqa: B009  # every kind that optimizers can update has it
     assert isinstance(place, Place)
     return place
-
-
-def num_copies(variable: Variable) -> int:
-    """How many copies of it are updated."""
-    return 1 if isinstance(variable, LocalVariable) else len(variable.components)
 
 
 def _run(entries: Sequence[tuple[BlockState, Place, int]], num_asked_for: int) -> Run:

@@ -1,9 +1,9 @@
-"""Applies gradients: brings them together over the replicas and lets an update rule loose on flat memory."""
+"""Applies gradients: checks them, puts them into flat memory and has them brought together and applied there."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from operator import attrgetter
 from typing import Any, final
@@ -13,8 +13,8 @@ import numpy as np
 from collectives.arrays import Array, as_array, describe
 from collectives.indexed_slices import IndexedSlices, require_rows
 from collectives.reduce_op import ReduceOp, parse_member
-from collectives.reduction import CHUNK_BYTES
-from strategies.optimizers.gradient_memory import GradientMemory, Run, num_copies, place_of
+from strategies.optimizers.gradient_memory import GradientMemory, Run, place_of
+from strategies.optimizers.plan import Plan
 from strategies.optimizers.update_rule import UpdateRule
 from variables.local_variable import LocalVariable
 from variables.replica_context import ReplicaContext, ReplicaContextError, current
@@ -64,9 +64,8 @@ class Optimizer:
         self._op = parse_member(GradientAggregation, gradient_aggregation, "gradient_aggregation").op
         self.learning_rate = learning_rate
         self._memory = GradientMemory(rule.slots)
-        self._plans: dict[tuple[Any, ...], _Plan] = {}
-        # Each replica counts for itself, as no thread may change what another reads.
-        self._iterations: dict[int, int] = {}
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._iterations = 0
         self._mutex = threading.Lock()
 
     @property
@@ -85,14 +84,12 @@ class Optimizer:
     @property
     def iterations(self) -> int:
         """How many updates there have been."""
-        context = current.get()
-        replica = context.local_replica_id if isinstance(context, ReplicaContext) else 0
-        return self._iterations.get(replica, 0)
+        return self._iterations
 
     def gradient(self, variable: Variable) -> Array:
         """Where this replica's gradient of a variable lies, to be written into with ``out=``.
 
-        A gradient that is there already is not copied by `apply_gradients`, which leaves the reduced one in it.
+        A gradient that is there already is not copied by `apply_gradients`, which reads it only.
 
         Returns:
             A writable array of the variable's shape and dtype; the same memory at every call.
@@ -107,22 +104,19 @@ class Optimizer:
         return place_of(variable).view(state.gradients[replica])
 
     def slot(self, variable: Variable, name: str) -> Array:
-        """What the rule remembers of a variable, such as its momentum: the current replica's copy, or the first one.
+        """What the rule remembers of a variable, such as its momentum; one for all replicas.
 
         Raises:
             KeyError: the rule has no slot of that name.
         """
-        context = current.get()
-        replica = context.local_replica_id if isinstance(context, ReplicaContext) else 0
-        replicas = 1 if variable.owner is None else variable.owner.num_replicas_in_sync
+        num_replicas = 1 if variable.owner is None else variable.owner.num_replicas_in_sync
         with self._mutex:
-            state = self._memory.state_of(variable, replicas)
+            state = self._memory.state_of(variable, num_replicas)
         if name not in state.slots:
             raise KeyError(
                 f"{self.name}.slot: got {name!r}; the slots are {', '.join(state.slots) or 'none'}"
             )
-        copies = state.slots[name]
-        return place_of(variable).view(copies[replica if replica < len(copies) else 0])
+        return place_of(variable).view(state.slots[name])
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Variable]]) -> None:
         """Bring the gradients together over the replicas, then update every copy of the variables.
@@ -147,20 +141,31 @@ class Optimizer:
                 f"{self.name}.apply_gradients: got no gradients; need at least one pair that is not None"
             )
         gradients, variables = zip(*pairs, strict=True)
-        plan = self._plan(variables)
-        replica, num_replicas = plan.replica(), plan.num_replicas
-        for run in plan.runs:
-            self._pack(run, gradients, variables, replica)
         context = current.get()
-        if isinstance(context, ReplicaContext) and num_replicas > 1:
-            flats = [run.gradients(replica) for run in plan.runs]
-            context.communicator.all_reduce_coalesced(flats, self._op, outs=flats)
-        # With one copy for all replicas, the first one updates it while the others wait.
-        if replica < plan.num_copies:
-            self._update(plan, replica)
-        self._iterations[replica] = self._iterations.get(replica, 0) + 1
-        if plan.num_copies < num_replicas and isinstance(context, ReplicaContext):
-            context.communicator.barrier()
+        replica = context if isinstance(context, ReplicaContext) else None
+        plan = self._plan(variables, replica)
+        number = 0 if replica is None else replica.local_replica_id
+        for run in plan.runs:
+            self._pack(run, gradients, variables, number)
+        if replica is None or plan.num_replicas == 1:
+            self._begin_update(plan)
+            plan.update(number)
+            return
+
+        def conclude(_: list[Any]) -> list[bool]:
+            self._begin_update(plan)
+            if not plan.is_shared:
+                plan.update(number)
+            return [plan.is_shared] * plan.num_replicas
+
+        # The memory of all replicas is in this process, so reducing and updating are one walk through it.
+        if replica.rendezvous.meet(number, plan.call, None, conclude):
+            try:
+                plan.update(number)
+            except BaseException as failure:
+                replica.rendezvous.abort(failure)
+                raise
+            replica.rendezvous.meet(number, plan.call_end, None, lambda values: values)
 
     # ------------------------------------------------------------------ pieces
 
@@ -189,10 +194,9 @@ class Optimizer:
                 )
         return 0, 1
 
-    def _plan(self, variables: tuple[Variable, ...]) -> _Plan:
+    def _plan(self, variables: tuple[Variable, ...], replica: ReplicaContext | None) -> Plan:
         """How these variables are updated, once it is certain that the caller may."""
-        context = current.get()
-        strategy = context.strategy if isinstance(context, ReplicaContext) else None
+        strategy = None if replica is None else replica.strategy
         key = (id(strategy), *map(id, variables))
         plan = self._plans.get(key)
         if plan is not None:
@@ -207,11 +211,16 @@ class Optimizer:
                     f"{self.name}.apply_gradients: got {twice} twice; need each variable once — add its gradients"
                 )
             runs = self._memory.runs(variables, num_replicas)
-            plan = _Plan(
-                runs, (strategy, variables), num_copies(variables[0]), num_replicas, self.rule.num_scratch
-            )
+            # It keeps the objects whose ids are its key, so that they stay theirs.
+            plan = Plan(self.rule, self._op, runs, num_replicas, variables, strategy, self.name)
             self._plans[key] = plan
             return plan
+
+    def _begin_update(self, plan: Plan) -> None:
+        rate = self._learning_rate
+        learning_rate = float(rate(self._iterations) if callable(rate) else rate)
+        self._iterations += 1
+        plan.begin(self._iterations, learning_rate)
 
     def _pack(self, run: Run, gradients: Sequence[Any], variables: Sequence[Variable], replica: int) -> None:
         """Put the gradients of a run into their memory: in one operation, where they are what one expects."""
@@ -221,7 +230,7 @@ class Optimizer:
             pieces: list[Array] = [memory] * (2 * len(mine))
             pieces[::2] = mine
             pieces[1::2] = run.padding
-            np.concatenate(pieces, axis=None, out=run.gradients(replica))
+            np.concatenate(pieces, axis=None, out=memory[run.start : run.stop])
             return
         for index, gradient in zip(run.order, mine, strict=True):
             variable = variables[index]
@@ -249,61 +258,8 @@ class Optimizer:
             # It may overlap its place otherwise, as a transposed view of it does; NumPy copes with that.
             np.copyto(view, gradient, casting="same_kind")
 
-    def _update(self, plan: _Plan, replica: int) -> None:
-        step = self._iterations.get(replica, 0) + 1
-        rate = self._learning_rate
-        learning_rate = float(rate(step - 1) if callable(rate) else rate)
-        for parameters, gradients, slots, scratch in plan.pieces(replica):
-            self.rule.update(parameters, gradients, slots, scratch, step=step, learning_rate=learning_rate)
-
 
 _BASE = attrgetter("base")
-_Piece = tuple[Array, Array, dict[str, Array], list[Array]]
-
-
-@final
-class _Plan:
-    """How one set of variables is updated.
-
-    Args:
-        runs: what of flat memory they take up.
-        kept: the objects whose ids stand for the plan, so that they stay theirs.
-        num_copies: of each variable.
-        num_replicas: that have gradients.
-        num_scratch: arrays that the rule works with.
-    """
-
-    def __init__(
-        self, runs: list[Run], kept: object, num_copies: int, num_replicas: int, num_scratch: int
-    ) -> None:
-        self.runs = runs
-        self.num_copies = num_copies
-        self.num_replicas = num_replicas
-        self._kept = kept
-        self._num_scratch = num_scratch
-        self._pieces: dict[int, list[_Piece]] = {}
-
-    def replica(self) -> int:
-        """The local replica that calls."""
-        context = current.get()
-        return context.local_replica_id if isinstance(context, ReplicaContext) else 0
-
-    def pieces(self, copy: int) -> list[_Piece]:
-        """One copy's memory in pieces that fit the cache with their slots, in the order in which they are updated."""
-        pieces = self._pieces.get(copy)
-        if pieces is None:
-            pieces = self._pieces[copy] = [piece for run in self.runs for piece in self._cut(run, copy)]
-        return pieces
-
-    def _cut(self, run: Run, copy: int) -> Iterator[_Piece]:
-        parameters, gradients, slots = run.parameters(copy), run.gradients(copy), run.slots(copy)
-        length = max(1, CHUNK_BYTES // parameters.itemsize)
-        scratch = [np.empty(min(length, parameters.size), parameters.dtype) for _ in range(self._num_scratch)]
-        for start in range(0, parameters.size, length):
-            part = slice(start, start + length)
-            size = len(parameters[part])
-            own_slots = {name: slot[part] for name, slot in slots.items()}
-            yield parameters[part], gradients[part], own_slots, [work[:size] for work in scratch]
 
 
 def _is_same_memory(array: Array, view: Array) -> bool:

@@ -80,8 +80,8 @@ def test_the_gradients_by_hand_agree_with_finite_differences() -> None:
 
 def test_the_cross_entropy_of_two_examples_is_as_by_hand() -> None:
     losses, derivatives = mlp.cross_entropy(np.array([[0.0, 0.0], [1000.0, 0.0]]), np.array([1, 1]))
-    np.testing.assert_allclose(losses, [np.log(2), 1000])
-    np.testing.assert_allclose(derivatives, [[0.5, -0.5], [1, -1]])
+    np.testing.assert_allclose(losses, np.array([np.log(2), 1000]))
+    np.testing.assert_allclose(derivatives, np.array([[0.5, -0.5], [1, -1]]))
 
 
 def test_an_empty_share_has_gradients_of_zero() -> None:
@@ -128,6 +128,12 @@ def test_batches_smaller_than_the_number_of_replicas_train_the_same_network(digi
     few = Digits(digits.train_images[:20], digits.train_labels[:20], *digits[2:])
     got = curve("mirrored", 4, few, epochs=1, batch_size=3)
     np.testing.assert_allclose(got, curve("one_device", 1, few, epochs=1, batch_size=3), rtol=0, atol=1e-9)
+
+
+def test_float32_digits_are_learnt_in_float32() -> None:
+    got = curve("mirrored", 2, load("float32"), epochs=1, batch_size=200)
+    assert got == [float(np.float32(loss)) for loss in got]
+    np.testing.assert_allclose(got, curve("mirrored", 2, load(), epochs=1, batch_size=200), rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -189,8 +195,11 @@ def test_the_progress_bar_ends_with_all_steps_done(
         (["--seed", "1.5"], "--seed: got '1.5'; a whole number of at least 0 is needed"),
         (["--learning-rate", "nan"], "--learning-rate: got 'nan'; a number above 0 is needed"),
         (["--learning-rate", "fast"], "--learning-rate: got 'fast'; a number above 0 is needed"),
-        (["--plot", "no/such/folder.png"], "the path of a file in an existing folder is needed"),
-        (["--plot", "."], "--plot: got '.'; the path of a file in an existing folder is needed"),
+        (
+            ["--plot", "no/such/folder.png"],
+            "--plot: got 'no/such/folder.png'; a file in a folder that can be written to",
+        ),
+        (["--plot", "."], "--plot: got '.'; a file in a folder that can be written to is needed"),
         (["--strategy", "tpu"], "one_device"),
         (["--strategy", "one_device", "--replicas", "2"], "--replicas: got 2; one_device runs 1"),
     ],

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from examples import custom_metrics, linear_regression
-from strategies import CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy, Strategy
+from examples import custom_metrics, linear_regression, mlp
+from strategies import CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy, Strategy, from_arrays
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = sorted(path.stem for path in (ROOT / "examples").glob("*.py") if "__main__" in path.read_text())
@@ -60,19 +60,36 @@ def test_the_straight_line_is_found(capsys: pytest.CaptureFixture[str]) -> None:
         ),
     ],
 )
-def test_the_metrics_of_an_uneven_test_set_are_those_of_plain_numpy(
+def test_the_metrics_of_uneven_batches_are_those_of_plain_numpy(
     make: Callable[[], Strategy],
 ) -> None:
-    test_set = custom_metrics.scatter(97, seed=2)
+    train_set, test_set = custom_metrics.scatter(600, seed=1), custom_metrics.scatter(97, seed=2)
     with make() as strategy:
-        results = custom_metrics.run(strategy, custom_metrics.scatter(600, seed=1), test_set)
+        results = custom_metrics.run(strategy, train_set, test_set)
 
-    logits = test_set.places @ results.weight + results.bias
-    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    losses = -np.log(probabilities[np.arange(97), test_set.labels])
+    weight, bias, smoothed_loss = np.zeros((2, 3)), np.zeros(3), np.log(3)
+    for places, labels in from_arrays(tuple(train_set)).shuffle(seed=0).batch(32):
+        probabilities = softmax(places @ weight + bias)
+        loss = -np.log(probabilities[np.arange(len(labels)), labels]).mean()
+        smoothed_loss = 0.95 * smoothed_loss + 0.05 * loss
+        derivatives = (probabilities - np.eye(3)[labels]) / len(labels)
+        weight -= 0.5 * places.T @ derivatives
+        bias -= 0.5 * derivatives.sum(axis=0)
+    probabilities = softmax(test_set.places @ weight + bias)
     confusion = np.zeros((3, 3), np.int64)
-    for true, predicted in zip(test_set.labels, logits.argmax(axis=1), strict=True):
+    for true, predicted in zip(test_set.labels, probabilities.argmax(axis=1), strict=True):
         confusion[true, predicted] += 1
+
+    np.testing.assert_allclose(results.weight, weight, rtol=1e-9)
+    np.testing.assert_allclose(results.bias, bias, rtol=1e-9)
+    assert results.smoothed_loss == pytest.approx(smoothed_loss, rel=1e-9)
     np.testing.assert_array_equal(results.confusion, confusion)
-    np.testing.assert_allclose(results.test_losses, losses, rtol=1e-12)
+    np.testing.assert_allclose(
+        results.test_losses, -np.log(probabilities[np.arange(97), test_set.labels]), rtol=1e-9
+    )
     assert confusion.trace() / 97 > 0.8
+
+
+def softmax(logits: mlp.Floats) -> mlp.Floats:
+    exponentials: mlp.Floats = np.exp(logits)
+    return exponentials / exponentials.sum(axis=1, keepdims=True)

@@ -1,0 +1,78 @@
+"""Runs a test on every rank of every backend."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import pytest
+
+from collectives import CheckedCommunicator, CollectiveError, Communicator, InProcessCommunicator
+from collectives.rendezvous import Rendezvous
+
+Body: TypeAlias = Callable[[Communicator], Any]
+TIMEOUT = 20.0
+
+
+def _in_process(world_size: int) -> Sequence[Communicator]:
+    return InProcessCommunicator.group(world_size, TIMEOUT)
+
+
+def _in_process_sharing(world_size: int) -> Sequence[Communicator]:
+    """All ranks share the work of even the smallest collective."""
+    rendezvous = Rendezvous(world_size, TIMEOUT)
+    return [InProcessCommunicator(rank, rendezvous, shared_from=0) for rank in range(world_size)]
+
+
+def _checked(world_size: int) -> Sequence[Communicator]:
+    return [CheckedCommunicator(end) for end in _in_process(world_size)]
+
+
+@pytest.fixture
+def on_threads() -> Callable[[Sequence[Communicator], Body], list[Any]]:
+    """Runs a function on every end of a group, each in a thread of its own; the results by rank."""
+    return run_on_threads
+
+
+@pytest.fixture(
+    params=[
+        *(pytest.param((_in_process, n), id=f"in_process-{n}") for n in range(1, 9)),
+        *(pytest.param((_in_process_sharing, n), id=f"in_process_sharing-{n}") for n in (2, 3, 8)),
+        *(pytest.param((_checked, n), id=f"checked-{n}") for n in (1, 3)),
+    ]
+)
+def on_every_rank(request: pytest.FixtureRequest) -> Callable[[Body], list[Any]]:
+    """Runs a function on every rank of a group of this backend; the results by rank."""
+    make, world_size = request.param
+    return lambda body: run_on_threads(make(world_size), body)
+
+
+@pytest.fixture(params=range(1, 9), ids=lambda n: f"{n}_ranks")
+def on_ranks(request: pytest.FixtureRequest) -> Callable[[Body], list[Any]]:
+    """As `on_every_rank`, on one backend only, for what depends on the numbers and not on the backend."""
+    return lambda body: run_on_threads(_in_process(request.param), body)
+
+
+def run_on_threads(ends: Sequence[Communicator], body: Body) -> list[Any]:
+    results: list[Any] = [None] * len(ends)
+    errors: list[BaseException | None] = [None] * len(ends)
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = body(ends[rank])
+        except BaseException as error:  # noqa: BLE001  # raised below, in the test's own thread
+            errors[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(ends))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * TIMEOUT)
+    assert not any(thread.is_alive() for thread in threads), "a rank hangs"
+    raised = [error for error in errors if error is not None]
+    # What a rank did wrong tells more than that the others waited for it in vain.
+    raised.sort(key=lambda error: isinstance(error, CollectiveError))
+    if raised:
+        raise raised[0]
+    return results
