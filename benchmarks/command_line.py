@@ -71,16 +71,7 @@ def run(arguments: Sequence[str]) -> int:
             report.line(line)
         if rival is not None:
             report.line(rival.describe())
-        with report.progress(names) as each:
-            for name in each:
-                report.line()
-                if name in KINDS:
-                    if name == "all_reduce" and rival is not None:
-                        _in_step_against(rival, sweep, settings, report)
-                    run_sweep(name, sweep, report)
-                else:
-                    report.line(f"# {name}")
-                    OTHERS[name](settings, report)
+        failure = _run_each(names, sweep, settings, report)
         if rival is not None:
             report.record("rival", {"name": rival.name, "wrong": rival.num_wrong})
     if options.json is not None:
@@ -91,7 +82,29 @@ def run(arguments: Sequence[str]) -> int:
         )
     if report.num_wrong:
         report.line(f"# WRONG: {report.num_wrong} results differ from NumPy's")
-    return int(report.num_wrong > 0)
+    if failure is not None:
+        print(failure, file=sys.stderr)
+    return int(report.num_wrong > 0 or failure is not None)
+
+
+def _run_each(
+    names: Sequence[str], sweep: SweepOptions, settings: Settings, report: Report
+) -> RivalError | None:
+    """Run the benchmarks; where the rival fails, end there and say why, so that what was measured is not lost."""
+    with report.progress(names) as each:
+        for name in each:
+            report.line()
+            try:
+                if name in OTHERS:
+                    report.line(f"# {name}")
+                    OTHERS[name](settings, report)
+                    continue
+                if name == "all_reduce" and settings.rival is not None:
+                    _in_step_against(settings.rival, sweep, settings, report)
+                run_sweep(name, sweep, report)
+            except RivalError as error:
+                return error
+    return None
 
 
 def make_parser() -> argparse.ArgumentParser:

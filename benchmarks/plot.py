@@ -15,6 +15,12 @@ IN_STEP = "all_reduce in a step"
 """The rows that `benchmarks.command_line` records of an all_reduce within `run`."""
 
 
+_OURS = ("#1f77b4", "#2ca02c", "#17becf", "#8c564b", "#9467bd", "#7f7f7f")
+"""As many as there are collectives."""
+
+_RIVALS = ("#d95f02", "#e6ab02", "#e7298a")
+
+
 def require_matplotlib() -> None:
     """Fail early if there will be no plot.
 
@@ -71,7 +77,6 @@ def write_plot(path: Path, results: Mapping[str, Sequence[Row]], about: Mapping[
 def _over_size(
     axes: Any, sweeps: Mapping[str, Sequence[Row]], in_step: Sequence[Row], *, bandwidth: bool
 ) -> None:
-    colors = [f"C{index}" for index in range(10)]
     ranks = next((row["ranks"] for rows in (*sweeps.values(), in_step) for row in rows), 0)
 
     def line(points: list[tuple[int, Mapping[str, float]]], factor: float, label: str, **style: Any) -> None:
@@ -87,32 +92,24 @@ def _over_size(
             sizes, values("min_us"), values("p95_us"), color=style["color"], alpha=0.13, linewidth=0
         )
 
-    for color, (name, rows) in zip(colors, sweeps.items(), strict=False):
+    of_all_reduce = KINDS["all_reduce"].bus_factor(ranks)
+    for color, (name, rows) in zip(_OURS, sweeps.items(), strict=False):
         points = [(row["size"], row["out_of_place"]) for row in rows]
         line(points, KINDS[name].bus_factor(ranks), name, color=color, marker="o", markersize=3.5)
-        floors = [(row["size"], row["floor"]) for row in rows if "floor" in row]
-        if floors:
+        if floors := [(row["size"], row["floor"]) for row in rows if "floor" in row]:
             line(
                 floors,
-                KINDS[name].bus_factor(ranks),
+                of_all_reduce,
                 "memory floor of all_reduce",
                 color="black",
                 linestyle="--",
                 linewidth=1.2,
             )
-    names = dict.fromkeys(name for row in in_step for name in row["timings"])
-    for color, name in zip(("#1f77b4", "#d95f02", "#7570b3", "#999999"), names, strict=False):
-        points = [(row["size"], row["timings"][name]) for row in in_step if name in row["timings"]]
+    names = [name for name in dict.fromkeys(n for row in in_step for n in row["timings"]) if name != "floor"]
+    for color, name in zip((_OURS[0], *_RIVALS), names, strict=False):
+        points = [(row["size"], row["timings"][name]) for row in in_step]
         label = f"{IN_STEP}: {name}"
-        line(
-            points,
-            KINDS["all_reduce"].bus_factor(ranks),
-            label,
-            color=color,
-            linestyle=":",
-            marker="s",
-            markersize=3,
-        )
+        line(points, of_all_reduce, label, color=color, linestyle=":", marker="s", markersize=3)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     ticks = [4**power for power in range(1, 16)]
@@ -126,34 +123,43 @@ def _over_size(
     axes.grid(visible=True, which="major", alpha=0.35)
     axes.grid(visible=True, which="minor", axis="y", alpha=0.12)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False, loc="best")
+    if not bandwidth:
+        axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.2), ncols=2)
 
 
 def _bars(axes: Any, rows: Sequence[Row]) -> None:
     bars: list[tuple[str, Mapping[str, float], str]] = []
     for row in rows:
-        label = f"{row['strategy']} {row['replicas']}: {row['call']}"
-        bars.append((label, row, "C0"))
+        bars.append((f"{row['strategy']} {row['replicas']}: {row['call']}", row, _OURS[0]))
         bars += [
-            (f"{key.removesuffix(' us')}", value, "#d95f02")
+            (key.removesuffix(" us"), value, _RIVALS[0])
             for key, value in row.items()
             if key.endswith(" us") and isinstance(value, Mapping)
         ]
-    positions = range(len(bars))
     medians = [timing["p50_us"] for _, timing, _ in bars]
     spread = [
-        [median - timing["min_us"] for median, (_, timing, _) in zip(medians, bars, strict=True)],
+        [max(0.0, median - timing["min_us"]) for median, (_, timing, _) in zip(medians, bars, strict=True)],
         [max(0.0, timing["p95_us"] - median) for median, (_, timing, _) in zip(medians, bars, strict=True)],
     ]
-    axes.barh(
-        positions, medians, xerr=spread, color=[color for *_, color in bars], height=0.7, ecolor="#555555"
-    )
-    axes.set_yticks(positions, [label for label, *_ in bars], fontsize=8)
+    colors = [color for *_, color in bars]
+    style = {"height": 0.72, "ecolor": "#555555", "error_kw": {"linewidth": 1}}
+    axes.barh(range(len(bars)), medians, xerr=spread, color=colors, **style)
+    axes.set_yticks(range(len(bars)), [label for label, *_ in bars], fontsize=8)
+    for position, (median, (_, timing, _)) in enumerate(zip(medians, bars, strict=True)):
+        axes.text(
+            max(median, timing["p95_us"]) * 1.12,
+            position,
+            f"{median:,.0f}" if median >= 100 else f"{median:.3g}",
+            va="center",
+            fontsize=7,
+        )
     axes.invert_yaxis()
     axes.set_xscale("log")
+    axes.margins(x=0.12)
+    axes.set_axisbelow(True)
     axes.set_xlabel("us a call")
-    axes.set_title("Calls: median, bar from minimum to p95", fontsize=11)
-    axes.grid(visible=True, axis="x", which="both", alpha=0.25)
+    axes.set_title("Calls: median, line from minimum to p95", fontsize=11)
+    axes.grid(visible=True, axis="x", which="major", alpha=0.35)
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -202,7 +202,12 @@ def _scaling(settings: Settings, report: Report) -> None:
         "as a share of the weak step"
     )
     compared = [
-        (f"MLP step, {replicas} x {REPLICA_BATCH}", timings[f"weak {replicas}"], name, timing)
+        (
+            f"MLP step, {replicas} x {REPLICA_BATCH}",
+            timings[f"weak {replicas}"],
+            name.rsplit(" ", 1)[0],
+            timing,
+        )
         for replicas in counts
         for name, timing in timings.items()
         if settings.rival is not None

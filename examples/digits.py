@@ -73,12 +73,12 @@ class Accuracy:
         self._right.assign_add(np.sum(logits.argmax(axis=1) == labels))
         self._seen.assign_add(len(labels))
 
-    def pop(self) -> float:
-        """The fraction over all replicas since the last `pop`; call it between steps."""
-        fraction = float(self._right.numpy() / self._seen.numpy())
+    def pop(self) -> tuple[float, int]:
+        """The fraction, and of how many examples, over all replicas since the last `pop`; not for steps."""
+        right, seen = int(self._right), int(self._seen)
         self._right.assign(0)
         self._seen.assign(0)
-        return fraction
+        return right / seen, seen
 
 
 def train(
@@ -150,11 +150,12 @@ def train(
                 )
             report(history)
         history.seconds += time.perf_counter() - started
-        history.num_examples += len(digits.train_labels)
-        history.train_accuracies.append(train_accuracy.pop())
+        accuracy, num_examples = train_accuracy.pop()
+        history.train_accuracies.append(accuracy)
+        history.num_examples += num_examples
         for batch in test_batches:
             strategy.run(test_step, args=batch)
-        history.test_accuracies.append(test_accuracy.pop())
+        history.test_accuracies.append(test_accuracy.pop()[0])
         report(history)
     return history
 

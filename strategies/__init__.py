@@ -10,6 +10,7 @@ for _name in ("collectives", "variables"):
         raise ImportError(f"{_file} hides our package {_name!r}: rename it, or run python -P")
 
 # All public names, also those of the packages below, so that one import will do.
+from collectives import Array as Array  # noqa: E402
 from collectives import Buckets as Buckets  # noqa: E402
 from collectives import CheckedCommunicator as CheckedCommunicator  # noqa: E402
 from collectives import CollectiveAbortedError as CollectiveAbortedError  # noqa: E402
@@ -26,6 +27,7 @@ from collectives import InProcessCommunicator as InProcessCommunicator  # noqa: 
 from collectives import NcclAllReduce as NcclAllReduce  # noqa: E402
 from collectives import ReduceOp as ReduceOp  # noqa: E402
 from collectives import ReductionToOneDevice as ReductionToOneDevice  # noqa: E402
+from collectives import group_by_size as group_by_size  # noqa: E402
 from collectives import to_dense as to_dense  # noqa: E402
 from strategies.central_storage_strategy import CentralStorageStrategy as CentralStorageStrategy  # noqa: E402
 from strategies.current_strategy import all_gather as all_gather  # noqa: E402
@@ -72,3 +74,4 @@ from variables import Variable as Variable  # noqa: E402
 from variables import VariableAggregation as VariableAggregation  # noqa: E402
 from variables import VariableSynchronization as VariableSynchronization  # noqa: E402
 from variables import assert_replicas_equal as assert_replicas_equal  # noqa: E402
+from variables import current_replica as current_replica  # noqa: E402

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -442,7 +443,7 @@ def test_a_read_only_out_is_refused_also_in_place(on_every_rank: OnEveryRank) ->
                 communicator,
                 ValueError,
                 "read-only",
-                lambda array=array: communicator.all_reduce(array, out=fixed),
+                partial(communicator.all_reduce, array, out=fixed),
             )
         refuses(communicator, ValueError, "read-only", lambda: communicator.broadcast(fixed, out=fixed))
 
@@ -523,7 +524,7 @@ def test_all_gather_refuses_scalars_and_axes_that_are_not_there(on_every_rank: O
                 communicator,
                 ValueError,
                 words,
-                lambda axis=axis: communicator.all_gather(np.ones((1, 1)), axis),
+                partial(communicator.all_gather, np.ones((1, 1)), axis),
             )
 
     on_every_rank(body)
@@ -546,12 +547,7 @@ def test_what_cannot_be_added_up_is_refused_by_name(
 ) -> None:
     def body(communicator: Communicator) -> None:
         for call in (communicator.all_reduce, communicator.reduce, communicator.reduce_scatter):
-            refuses(
-                communicator,
-                TypeError,
-                f"{call.__name__}: got array of {words}|{words}",
-                lambda call=call: call(array),
-            )
+            refuses(communicator, TypeError, f"{call.__name__}: got array of .*{words}", partial(call, array))
 
     on_every_rank(body)
 

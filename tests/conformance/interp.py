@@ -249,9 +249,10 @@ class Interp:
         """The value as the cases record it."""
         if isinstance(value, Caught):
             return {"error": value.names}
-        if value is None or isinstance(value, (bool, str, int)):
+        # By exact type: NumPy's numbers are arrays without axes, and one of them is a float too.
+        if value is None or type(value) in (bool, str, int):
             return value
-        if isinstance(value, float):
+        if type(value) is float:
             return _number(value)
         if isinstance(value, dict):
             return {"dict": {str(key): self.encode(item) for key, item in value.items()}}

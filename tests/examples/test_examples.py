@@ -91,5 +91,6 @@ def test_the_metrics_of_uneven_batches_are_those_of_plain_numpy(
 
 
 def softmax(logits: mlp.Floats) -> mlp.Floats:
-    exponentials: mlp.Floats = np.exp(logits)
-    return exponentials / exponentials.sum(axis=1, keepdims=True)
+    exponentials = np.exp(logits)
+    probabilities: mlp.Floats = exponentials / exponentials.sum(axis=1, keepdims=True)
+    return probabilities
