@@ -18,7 +18,7 @@ from collectives.communicator import Communicator
 from collectives.recycled_memory import RecycledMemory
 from collectives.reduce_op import ReduceOp
 from collectives.reduction import Fold
-from collectives.rendezvous import Call, Rendezvous
+from collectives.rendezvous import LONGEST_TIMEOUT, Call, Rendezvous
 
 SHARED_FROM = 4 << 20
 """Bytes of all ranks together. Below, waking the other threads takes longer than their help saves."""
@@ -48,10 +48,13 @@ class InProcessCommunicator(Communicator):
         """The ends of a new group, by rank. A rank waits ``timeout`` seconds for the others.
 
         Raises:
-            ValueError: no rank, or no time.
+            ValueError: no rank, no time, or more than the system can wait.
         """
-        if world_size < 1 or not timeout > 0:
-            raise ValueError(f"group: got world_size={world_size}, timeout={timeout}; need both above 0")
+        if world_size < 1 or not 0 < timeout <= LONGEST_TIMEOUT:
+            raise ValueError(
+                f"group: got world_size={world_size}, timeout={timeout}; need both above 0, and at most "
+                f"{LONGEST_TIMEOUT:.0f} s"
+            )
         rendezvous = Rendezvous(world_size, timeout)
         return [cls(rank, rendezvous) for rank in range(world_size)]
 
@@ -177,6 +180,9 @@ class InProcessCommunicator(Communicator):
         source = np.ascontiguousarray(array).reshape(-1)
         if out is None:
             out = self._memory.empty(array.shape, op.result_dtype(array.dtype))
+        elif np.may_share_memory(source, out) and not _is_same_memory(source, out):
+            # Folding goes chunk by chunk, and would read what it has written.
+            source = source.copy()
         target = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
         return source, out, target.reshape(-1)
 
@@ -225,6 +231,12 @@ class InProcessCommunicator(Communicator):
             raise
         self._meet(_DONE, None, lambda values: values)
         return result
+
+
+def _is_same_memory(source: Array, out: Array) -> bool:
+    """Whether each element of the one, contiguous, lies where that of the other does."""
+    start, other = source.__array_interface__["data"][0], out.__array_interface__["data"][0]
+    return bool(out.flags.c_contiguous and start == other and source.dtype == out.dtype)
 
 
 def _copy_back(target: Array, result: Array) -> None:

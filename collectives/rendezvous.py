@@ -26,6 +26,9 @@ from collectives.errors import (
     CollectiveTimeoutError,
 )
 
+LONGEST_TIMEOUT = _thread.TIMEOUT_MAX
+"""Seconds: what the system's locks can wait."""
+
 Conclude = Callable[[list[Any]], Sequence[Any]]
 """From every member's value, by member, to every member's result. Runs once, in the last to come."""
 
@@ -136,6 +139,10 @@ class Rendezvous:
             CollectiveTimeoutError: some member did not come in time.
             CollectiveAbortedError: some member failed.
         """
+        if self.size == 1:
+            # Nobody to wait for or to tell of a failure, and no state: the default strategy's one replica
+            # is every thread that asks, all at the same time.
+            return conclude([value])[0]
         with self._mutex:
             if self._failure is not None:
                 self._raise_failure(member, call)

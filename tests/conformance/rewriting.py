@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeAlias, final
+from typing import TypeAlias, final
 
 from tests.conformance.interp import Case, Expression
 
@@ -134,7 +134,11 @@ class _Walker:
         name, args = expression[0], expression[1:]
         if name in _LITERAL:
             return expression
-        new = self._apply(Operation(name, self._arguments(name, args, view, names), view, names, self.case))
+        operation = Operation(name, self._arguments(name, args, view, names), view, names, self.case)
+        new = self.rule(operation)
+        if new is None:
+            return [operation.name, *operation.args]
+        self.fired = True
         return new
 
     def _arguments(self, name: str, args: list[Expression], view: View, names: Names) -> list[Expression]:
@@ -163,10 +167,3 @@ class _Walker:
         if where + 1 < len(args) and isinstance(args[where + 1], dict):
             local.update(args[where + 1])
         return [*before, ["fn", function[1], *self.block(function[2:], inner, local)], *after]
-
-    def _apply(self, operation: Operation) -> Expression:
-        new = self.rule(operation)
-        if new is None:
-            return [operation.name, *operation.args]
-        self.fired = True
-        return new

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from strategies.datasets.dataset_iterator import OutOfRangeError
 from strategies.datasets.dataset import Dataset, from_arrays, from_generator
+from strategies.datasets.dataset_iterator import OutOfRangeError
 from strategies.datasets.stage import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 Source = Callable[[int], Dataset]

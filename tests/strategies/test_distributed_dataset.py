@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from strategies import MirroredStrategy
-from strategies.datasets.dataset_iterator import OutOfRangeError
 from strategies.datasets.dataset import Dataset, from_arrays, from_generator
+from strategies.datasets.dataset_iterator import OutOfRangeError
 from strategies.datasets.distributed_dataset import DistributedDataset
 from strategies.datasets.distributed_dataset_from_function import (
     DistributedDatasetFromFunction,

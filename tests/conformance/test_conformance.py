@@ -1,0 +1,91 @@
+"""Every case recorded from TensorFlow gives the same here, or what we decided on instead."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.conformance.adapter import Adapter
+from tests.conformance.conftest import DEVIATED
+from tests.conformance.deviations import find
+from tests.conformance.interp import Case, Encoded, Interp, same
+
+THEMES = ("variables", "run", "collectives", "communication", "reduce", "indexed_slices", "datasets", "optimizers")
+LATER = {
+    "sharded": "sharded variables and partitioners are not there yet",
+    "checkpoint": "checkpoints are not there yet",
+    "multi_worker": "strategies of several processes are not there yet",
+    "coordinator": "parameter servers and their coordinator are not there yet",
+}
+OPTIMIZERS = {
+    "sgd": {"learning_rate", "momentum", "nesterov"},
+    "adam": {"learning_rate", "beta_1", "beta_2", "epsilon", "amsgrad"},
+}
+"""Those that are there, and their settings."""
+
+
+def test_case_agrees_with_tensorflow(case: Case, pytestconfig: pytest.Config) -> None:
+    assert case["theme"] in {*THEMES, *LATER}, f"unknown theme {case['theme']!r}: add it to THEMES or LATER"
+    reason = why_not(case)
+    if reason is not None:
+        pytest.skip(f"{case['theme']}: {reason}")
+    got = evaluate(case)
+    if same(case["expect"], got, case.get("tol")):
+        return
+    found = find(case, evaluate)
+    for deviation, expected in found:
+        tol = deviation.tol or case.get("tol")
+        pair = (sort_lists(expected), sort_lists(got)) if deviation.any_order else (expected, got)
+        if same(*pair, tol):
+            pytestconfig.stash[DEVIATED][deviation.name] += 1
+            return
+    decided = "".join(f"\n{d.name}: {json.dumps(expected)}" for d, expected in found)
+    pytest.fail(
+        f"{case['what']}\nTensorFlow ({case['level']}): {json.dumps(case['expect'])}\n"
+        f"ours: {json.dumps(got)}{decided}",
+        pytrace=False,
+    )
+
+
+def evaluate(case: Case) -> Encoded:
+    adapter = Adapter()
+    try:
+        return Interp(adapter).run_case(case)
+    finally:
+        adapter.close()
+
+
+def why_not(case: Case) -> str | None:
+    """The reason to skip a case, or None."""
+    if case["theme"] in LATER:
+        return LATER[case["theme"]]
+    if case["level"] == "tf-autodiff":
+        return "needs automatic differentiation, which this project leaves to others"
+    for name, config in optimizers(case["steps"]):
+        missing = set(config) - OPTIMIZERS[name] if name in OPTIMIZERS else {name}
+        if missing:
+            return f"{name} with {', '.join(sorted(missing))} is not there yet" if name in OPTIMIZERS else f"{name} is not there yet"
+    return None
+
+
+def optimizers(expression: Any) -> list[tuple[str, dict[str, Any]]]:
+    """The optimizers that a case makes, with their settings."""
+    if isinstance(expression, dict):
+        return optimizers(list(expression.values()))
+    if not isinstance(expression, list):
+        return []
+    if expression and expression[0] == "optimizer":
+        return [(expression[1], expression[2])]
+    return [found for item in expression for found in optimizers(item)]
+
+
+def sort_lists(encoded: Encoded) -> Encoded:
+    """The same with the elements of every list in one order."""
+    if isinstance(encoded, dict):
+        changed = {key: sort_lists(value) for key, value in encoded.items()}
+        if "list" in changed:
+            changed["list"] = sorted(changed["list"], key=json.dumps)
+        return changed
+    return [sort_lists(item) for item in encoded] if isinstance(encoded, list) else encoded
