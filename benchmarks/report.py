@@ -71,6 +71,9 @@ class Report:
     def progress(self, benchmarks: Sequence[str]) -> Iterator[Iterator[str]]:
         """Show a bar on stderr, if that is a terminal, while the benchmarks given are iterated over."""
         console = Console(stderr=True)
+        if not console.is_terminal:
+            yield iter(benchmarks)
+            return
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("[bold]{task.description}"),
@@ -80,7 +83,6 @@ class Report:
             TextColumn("{task.fields[detail]}"),
             console=console,
             transient=True,
-            disable=not console.is_terminal,
             # A thread that redraws would take the interpreter's lock away from what is timed.
             auto_refresh=False,
             # stdout keeps its text, wherever it leads, unless both are one terminal.

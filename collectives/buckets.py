@@ -37,18 +37,22 @@ def group_by_size(arrays: Sequence[A], bytes_per_pack: int = 0) -> list[list[A]]
 
     Args:
         arrays: anything with a dtype and a shape.
-        bytes_per_pack: 0 puts all of one dtype into one group.
+        bytes_per_pack: 0 puts all of one dtype into one group, in the order given.
 
     Raises:
         ValueError: a negative size.
     """
     if bytes_per_pack < 0:
         raise ValueError(f"bytes_per_pack: got {bytes_per_pack}; need bytes >= 0, 0 for no limit")
+    if bytes_per_pack == 0:
+        by_dtype: dict[np.dtype[Any], list[A]] = {}
+        for array in arrays:
+            by_dtype.setdefault(array.dtype, []).append(array)
+        return list(by_dtype.values())
     groups: list[list[A]] = []
     num_bytes = 0
     for array in reversed(arrays):
-        full = bytes_per_pack > 0 and num_bytes > bytes_per_pack
-        if not groups or full or groups[-1][0].dtype != array.dtype:
+        if not groups or num_bytes > bytes_per_pack or groups[-1][0].dtype != array.dtype:
             groups.append([])
             num_bytes = 0
         groups[-1].append(array)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import threading
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import final
@@ -42,8 +42,11 @@ class CommunicationOptions:
     def __post_init__(self) -> None:
         if self.bytes_per_pack < 0:
             raise ValueError(f"bytes_per_pack: got {self.bytes_per_pack}; need bytes >= 0, 0 to choose")
-        if self.timeout_seconds is not None and not 0 < self.timeout_seconds < math.inf:
-            raise ValueError(f"timeout_seconds: got {self.timeout_seconds}; need seconds above 0, or None")
+        if self.timeout_seconds is not None and not 0 < self.timeout_seconds <= threading.TIMEOUT_MAX:
+            raise ValueError(
+                f"timeout_seconds: got {self.timeout_seconds}; need seconds above 0, at most "
+                f"{threading.TIMEOUT_MAX:.0f}, or None"
+            )
         member = parse_member(CommunicationImplementation, self.implementation, "implementation")
         object.__setattr__(self, "implementation", member)
 

@@ -44,7 +44,7 @@ class IndexedSlices:
             )
         if self.dense_shape is not None and tuple(self.dense_shape[1:]) != self.values.shape[1:]:
             raise ValueError(
-                f"IndexedSlices: got dense_shape {tuple(self.dense_shape)} for values {describe(self.values)}; "
+                f"IndexedSlices: got dense_shape {tuple(self.dense_shape.tolist())} for values {describe(self.values)}; "
                 "need the same axes after the first"
             )
 

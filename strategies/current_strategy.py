@@ -15,7 +15,9 @@ from variables.replica_context import CrossReplicaContext, ReplicaContext, Repli
 
 @cache
 def _default_strategy() -> OneDeviceStrategy:
-    return OneDeviceStrategy("cpu:0")
+    strategy = OneDeviceStrategy("cpu:0")
+    strategy._is_default = True
+    return strategy
 
 
 def get_strategy() -> Strategy:

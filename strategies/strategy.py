@@ -78,6 +78,9 @@ class Strategy(ABC):
     of its own. `close` ends its threads; they are daemons, and end with the strategy too.
     """
 
+    _is_default = False
+    """Whether it is the one that stands for no strategy."""
+
     def __init__(
         self,
         devices: Sequence[Device],
@@ -439,8 +442,8 @@ class Strategy(ABC):
             yield
 
     def variable_created_in_scope(self, variable: Variable) -> bool:
-        """Whether a variable was made under this strategy."""
-        return variable.owner is self
+        """Whether a variable was made under this strategy; the default one counts those made under none."""
+        return variable.owner is self or (variable.owner is None and self._is_default)
 
     # ---------------------------------------------------------------- its life
 
@@ -506,7 +509,7 @@ class Strategy(ABC):
         return context
 
     def _require_own(self, variable: Any, method: str) -> None:
-        if not isinstance(variable, Variable) or variable.owner is not self:
+        if not isinstance(variable, Variable) or not self.variable_created_in_scope(variable):
             named = variable.name if isinstance(variable, Variable) else repr(variable)
             raise ValueError(
                 f"{method}: got {named}, which was not made under {self!r}; make it with strategy.scope(): Variable(...)"

@@ -78,6 +78,11 @@ class ArrayBehaviour(NDArrayOperatorsMixin):
         if not is_host(array):
             array = array.get()  # type: ignore[attr-defined]  # CuPy's way to the host
         if dtype is not None and array.dtype != dtype:
+            if copy is False:
+                raise ValueError(
+                    f"{getattr(self, 'name', 'variable')}: got copy=False with dtype {np.dtype(dtype)}; {array.dtype} needs "
+                    "a copy to become that — leave copy away"
+                )
             return array.astype(dtype)
         return array.copy() if copy else array
 
@@ -136,6 +141,9 @@ class ArrayBehaviour(NDArrayOperatorsMixin):
 
     def __index__(self) -> int:
         return self.value().__index__()
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value(), spec) if spec else str(self)
 
     def _refuse(self, what: str) -> None:
         raise TypeError(

@@ -11,7 +11,14 @@ from variables.local_variable import LocalVariable
 from variables.mirrored_variable import make_copies
 from variables.replica_context import Context, CrossReplicaContext, Owner, ReplicaContext
 from variables.synchronization import aggregate, aggregate_slices
-from variables.variable import Variable, VariableSpec, Write, require_additive, require_aggregation
+from variables.variable import (
+    Variable,
+    VariableSpec,
+    Write,
+    require_additive,
+    require_aggregation,
+    require_plain,
+)
 
 _DENSE = (Write.ASSIGN, Write.ASSIGN_ADD, Write.ASSIGN_SUB)
 
@@ -58,6 +65,7 @@ class CentralVariable(Variable):
             inside = isinstance(context, CrossReplicaContext) and context.updating is not None
             copy._write_in(context, write, value, False, already_identical)
             return (copy if inside else self) if read_value else None
+        require_plain(self, write, value)
         require_aggregation(self, write, self._created_at)
 
         def conclude(values: list[Any]) -> list[None]:

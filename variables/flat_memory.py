@@ -7,6 +7,7 @@ blocks of the same layout.
 
 from __future__ import annotations
 
+import _thread
 import math
 import weakref
 from collections.abc import Sequence
@@ -76,11 +77,19 @@ class FlatMemory:
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = tuple(devices)
         self._open: dict[tuple[np.dtype[Any], bool], Block] = {}
+        # Threads that make variables at the same time must not get one place.
+        self._mutex = _thread.allocate_lock()
 
     def place(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, trainable: bool) -> Place:
         """A place for a new variable, zeroed. Trainable ones lie apart, so that optimizers meet no others between."""
-        size = math.prod(shape)
-        needed = _padded(size, dtype)
+        needed = _padded(math.prod(shape), dtype)
+        with self._mutex:
+            block = self._block_with_room(needed, dtype, trainable)
+            place = Place(block, block.used, shape)
+            block.used += needed
+        return place
+
+    def _block_with_room(self, needed: int, dtype: np.dtype[Any], trainable: bool) -> Block:
         block = self._open.get((dtype, trainable))
         if block is None or block.used + needed > block.capacity:
             largest = _LARGEST_BLOCK_BYTES // dtype.itemsize
@@ -91,9 +100,7 @@ class FlatMemory:
             if block is None or new.capacity - needed >= block.capacity - block.used:
                 self._open[dtype, trainable] = new
             block = new
-        place = Place(block, block.used, shape)
-        block.used += needed
-        return place
+        return block
 
 
 _owners: dict[int, weakref.ref[Array]] = {}

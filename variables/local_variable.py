@@ -14,8 +14,7 @@ from collectives.arrays import Array, is_host
 from collectives.devices import Device
 from variables.flat_memory import FlatMemory, Place
 from variables.replica_context import Context, Owner
-from variables.values import is_distributed
-from variables.variable import Variable, VariableSpec, Write
+from variables.variable import Variable, VariableSpec, Write, require_plain
 
 _HOST = Device("cpu")
 
@@ -99,6 +98,11 @@ class LocalVariable(Variable):
         """This array, read-only, whatever the context."""
         return self._read_only
 
+    def _overlaps(self, array: Array) -> bool:
+        return is_host(array) == is_host(self.memory) and bool(
+            self.device.xp.may_share_memory(array, self.memory)
+        )
+
     # Whoever reads or writes it, it is the same one array.
     def _value_in(self, context: Context | None) -> Array:  # noqa: ARG002
         return self._read_only
@@ -111,11 +115,7 @@ class LocalVariable(Variable):
         read_value: bool,
         already_identical: bool,  # noqa: ARG002  # as above
     ) -> Any:
-        if is_distributed(value):
-            raise ValueError(
-                f"{self.name}.{write.value}: got {type(value).__name__}; need one array — "
-                "reduce it first: strategy.reduce('MEAN', value, axis=None)"
-            )
+        require_plain(self, write, value)
         self.apply(write, value)
         return self if read_value else None
 

@@ -11,7 +11,14 @@ from variables.local_variable import LocalVariable
 from variables.replica_context import Context, CrossReplicaContext, Owner, ReplicaContext
 from variables.synchronization import aggregate, aggregate_slices
 from variables.values import Mirrored, PerReplica, is_distributed
-from variables.variable import Variable, VariableSpec, Write, require_additive, require_aggregation
+from variables.variable import (
+    Variable,
+    VariableSpec,
+    Write,
+    require_additive,
+    require_aggregation,
+    require_plain,
+)
 
 
 @final
@@ -57,6 +64,7 @@ class MirroredVariable(Variable):
         self._require_own_context(context)
         require_additive(self, write)
         if isinstance(context, ReplicaContext):
+            require_plain(self, write, value)
             self._write_in_replica(context, write, value, already_identical)
             return self.copies[context.local_replica_id].live() if read_value else None
         if isinstance(context, CrossReplicaContext) and context.updating is not None:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from types import CodeType
+from types import BuiltinFunctionType, CodeType
 from typing import Any, Protocol, final
 
 import numpy as np
 
-from collectives.arrays import Array, as_array, describe_kind, is_scalar
+from collectives.arrays import Array, as_array, describe_kind, is_scalar, require_numbers
 from collectives.communication_options import CommunicationOptions
 from collectives.communicator import Communicator, require_axis_from_start
 from collectives.indexed_slices import IndexedSlices, all_reduce_slices
@@ -198,6 +198,7 @@ class ReplicaContext:
 
         Raises:
             NotImplementedError: `IndexedSlices`.
+            TypeError: what is no numbers.
             ValueError: a scalar, or no such axis.
         """
         del options
@@ -261,14 +262,18 @@ def entered(context: Context) -> Iterator[None]:
 
 
 def require_dense(value: Any, where: str) -> Array:
-    """The value as an array.
+    """The value as an array of numbers.
 
     Raises:
         NotImplementedError: it is sparse.
+        TypeError: it holds something else.
     """
     if isinstance(value, IndexedSlices):
         raise NotImplementedError(f"{where}: got {value}; takes dense arrays only — to_dense them first")
-    return as_array(value, where)
+    array = as_array(value, where)
+    # Some backends move raw memory, so what isn't numbers is refused by all of them.
+    require_numbers(array.dtype, where)
+    return array
 
 
 def _identity(function: Callable[..., Any]) -> CodeType | object:
@@ -276,4 +281,6 @@ def _identity(function: Callable[..., Any]) -> CodeType | object:
     while isinstance(function, partial):
         function = function.func
     function = getattr(function, "__func__", function)
+    if isinstance(function, (BuiltinFunctionType, np.ufunc)):
+        return function  # one object for all replicas, and no code to compare
     return getattr(function, "__code__", None) or type(function)

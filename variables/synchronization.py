@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.arrays import Array, is_host
+from collectives.arrays import Array, as_array, is_host
 from collectives.indexed_slices import IndexedSlices, concatenate_slices
 from collectives.reduce_op import ReduceOp
 from collectives.reduction import Fold
@@ -70,16 +70,24 @@ def cast(value: Any, dtype: np.dtype[Any], where: str) -> Array:
     """The value as an array of this dtype, without a copy where it is one.
 
     Raises:
-        TypeError: the cast would lose more than precision, as floats to integers do.
+        TypeError: no numbers, or the cast would lose more than precision, as floats to integers do.
+        OverflowError: a Python integer that the dtype does not hold.
     """
-    array = value if isinstance(value, np.ndarray) or hasattr(value, "get") else np.asarray(value)
+    array = as_array(value, where)
     if array.dtype == dtype:
         return array
-    # A Python number has no dtype of its own that could be wrong.
-    is_number = isinstance(value, (bool, int, float, complex))
-    if not np.can_cast(array.dtype, dtype, "same_kind") and not (
-        is_number and np.all(array == array.astype(dtype))
-    ):
+    # A Python number has no dtype of its own that could be wrong: what counts is whether it is kept.
+    if isinstance(value, (bool, int, float, complex)) and dtype.kind in "biu":
+        with np.errstate(invalid="ignore"):
+            kept = array.astype(dtype)
+        if kept == array:
+            return kept
+        if isinstance(value, int):
+            raise OverflowError(
+                f"{where}: got {value}; need what {dtype} holds — or a variable of a wider dtype"
+            )
+        raise TypeError(f"{where}: got {value}; need a whole number for {dtype} — round it")
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
         raise TypeError(
             f"{where}: got {array.dtype}; need what casts to {dtype} safely — convert it with astype({dtype})"
         )

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
-from collectives.arrays import Array, describe, describe_kind, require_numbers
+from collectives.arrays import Array, as_array, describe, describe_kind, require_numbers
 from collectives.indexed_slices import IndexedSlices, require_rows
 from collectives.reduce_op import parse_member
 from collectives.rendezvous import Call
@@ -280,6 +280,12 @@ class Variable(ArrayBehaviour):
         self.assign_sub(delta, read_value=False)
         return self
 
+    def __copy__(self) -> Variable:
+        return self.__deepcopy__({})
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.__deepcopy__({})
+
     def __deepcopy__(self, memo: Any) -> Variable:
         raise TypeError(
             f"{self.name}: a variable belongs to its strategy and can't be copied; copy read_value()"
@@ -326,7 +332,7 @@ class Variable(ArrayBehaviour):
             raise ValueError(
                 f"{where}: got {describe(array)}; need shape {self.shape}, updates are not broadcast"
             )
-        return array
+        return self._apart(array)
 
     def _checked_slices(self, slices: Any, where: str) -> IndexedSlices:
         if not isinstance(slices, IndexedSlices):
@@ -336,7 +342,17 @@ class Variable(ArrayBehaviour):
                 f"{where}: got rows of {describe(slices.values)}; the variable has shape {self.shape}"
             )
         require_rows(slices.indices, self.shape[0], where)
-        return IndexedSlices(cast(slices.values, self.dtype, where), slices.indices, slices.dense_shape)
+        values = self._apart(cast(slices.values, self.dtype, where))
+        return IndexedSlices(values, slices.indices, slices.dense_shape)
+
+    def _apart(self, array: Array) -> Array:
+        """The array, or a copy of one that lies in this variable: the first copy's write would change it."""
+        if array.base is None:  # memory of its own, as most have
+            return array
+        return array.copy() if any(one._overlaps(array) for one in self.components) else array
+
+    def _overlaps(self, array: Array) -> bool:
+        raise NotImplementedError  # of components only
 
     def _require_own_context(self, context: Context | None) -> None:
         """Refuse to be used under another strategy, whose replicas are none of this variable's."""
@@ -359,6 +375,19 @@ def require_additive(variable: Variable, write: Write) -> None:
         raise NotImplementedError(
             f"{variable.name}.{write.value}: has no meaning with aggregation {variable.aggregation.name}; "
             "need NONE or ONLY_FIRST_REPLICA"
+        )
+
+
+def require_plain(variable: Variable, write: Write, value: Any) -> None:
+    """Refuse a distributed value where one array is wanted.
+
+    Raises:
+        ValueError: a `PerReplica` or a `Mirrored`.
+    """
+    if is_distributed(value):
+        raise ValueError(
+            f"{variable.name}.{write.value}: got {type(value).__name__}; need one array — in a step a replica's own "
+            "part, by passing it in args; outside reduce it first: strategy.reduce('MEAN', value, axis=None)"
         )
 
 
@@ -398,7 +427,7 @@ def _initial_array(initial_value: Any, dtype: npt.DTypeLike | None, name: str | 
         raise ValueError(
             f"{where}: got initial_value={initial_value!r}; need one array, number, or function giving one"
         )
-    array = np.asarray(initial_value) if not hasattr(initial_value, "get") else initial_value
+    array = as_array(initial_value, where)
     if dtype is not None:
         array = array.astype(dtype, copy=False)
     require_numbers(array.dtype, where)

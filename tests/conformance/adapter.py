@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
 
-import strategies as D
+import strategies as ours
 from collectives.buckets import group_by_size
 from collectives.clusters import ClusterTask
 from collectives.indexed_slices import to_dense
@@ -23,12 +23,12 @@ from variables.values import DistributedValues, map_structure
 TIMEOUT = 10.0
 """Seconds that a replica waits for the others, so that a case which would hang fails."""
 
-Strategy: TypeAlias = D.Strategy
+Strategy: TypeAlias = ours.Strategy
 Options: TypeAlias = Mapping[str, Any]
 
 _STANDS_FOR: dict[type[Exception], str] = {
-    D.CollectiveMismatchError: "InvalidArgumentError",
-    D.OutOfRangeError: "OutOfRangeError",
+    ours.CollectiveMismatchError: "InvalidArgumentError",
+    ours.OutOfRangeError: "OutOfRangeError",
     # Where TensorFlow's kernels refuse shapes and indices, NumPy's classes are ours.
     ValueError: "InvalidArgumentError",
     IndexError: "InvalidArgumentError",
@@ -44,7 +44,7 @@ class Adapter:
 
     def __init__(self) -> None:
         self._made: list[Strategy] = []
-        self._variables_of: dict[int, list[D.Variable]] = {}
+        self._variables_of: dict[int, list[ours.Variable]] = {}
 
     def close(self) -> None:
         """End the replica threads of all strategies that the case made."""
@@ -55,61 +55,68 @@ class Adapter:
 
     def make_strategy(self, kind: str, num_replicas: int) -> Strategy:
         devices = [f"cpu:{index}" for index in range(num_replicas)]
-        options = D.CommunicationOptions(timeout_seconds=TIMEOUT)
+        options = ours.CommunicationOptions(timeout_seconds=TIMEOUT)
         makers: dict[str, Callable[[], Strategy]] = {
-            "mirrored": lambda: D.MirroredStrategy(devices, communication_options=options),
-            "mirrored_hier": lambda: D.MirroredStrategy(
-                devices, D.HierarchicalCopyAllReduce(), communication_options=options
+            "mirrored": lambda: ours.MirroredStrategy(devices, communication_options=options),
+            "mirrored_hier": lambda: ours.MirroredStrategy(
+                devices, ours.HierarchicalCopyAllReduce(), communication_options=options
             ),
-            "mirrored_one": lambda: D.MirroredStrategy(
-                devices, D.ReductionToOneDevice(), communication_options=options
+            "mirrored_one": lambda: ours.MirroredStrategy(
+                devices, ours.ReductionToOneDevice(), communication_options=options
             ),
-            "one_device": lambda: D.OneDeviceStrategy("cpu:0", communication_options=options),
-            "central_storage": lambda: D.CentralStorageStrategy(devices, "cpu:0", communication_options=options),
+            "one_device": lambda: ours.OneDeviceStrategy("cpu:0", communication_options=options),
+            "central_storage": lambda: ours.CentralStorageStrategy(
+                devices, "cpu:0", communication_options=options
+            ),
         }
         if kind == "default":
-            return D.get_strategy()
+            return ours.get_strategy()
         if kind not in makers:
             raise ValueError(f"make_strategy: got {kind!r}; need default or one of {', '.join(makers)}")
         self._made.append(makers[kind]())
         return self._made[-1]
 
     def error_names(self, error: Exception) -> list[str]:
-        names = [cls.__name__ for cls in type(error).__mro__ if issubclass(cls, Exception) and cls is not Exception]
-        if isinstance(error, D.CollectiveMismatchError) and None in error.calls:
+        names = [
+            cls.__name__ for cls in type(error).__mro__ if issubclass(cls, Exception) and cls is not Exception
+        ]
+        if isinstance(error, ours.CollectiveMismatchError) and None in error.calls:
             return names  # another number of calls is a RuntimeError in TensorFlow too
         return names + [name for cls, name in _STANDS_FOR.items() if isinstance(error, cls)]
 
     def make_error(self, name: str) -> Exception:
-        found = getattr(builtins, name, None) or getattr(D, name)
-        assert issubclass(found, Exception)
+        found: type[Exception] = getattr(builtins, name, None) or getattr(ours, name)
         return found("raised by the case")
 
     def array(self, data: Any, dtype: str) -> Any:
         return np.array(data, _DTYPES.get(dtype, dtype))
 
     def replica_id_int(self) -> int:
-        replica = D.get_replica_context()
+        replica = ours.get_replica_context()
         if replica is not None:
-            return replica.replica_id_in_sync_group
+            return int(replica.replica_id_in_sync_group)
         context = current.get()
         assert isinstance(context, CrossReplicaContext)
         assert context.updating is not None, "pick: needs a replica or an update function"
         return context.updating
 
     def to_py(self, value: Any) -> Any:
-        return np.asarray(value).tolist() if isinstance(value, (np.ndarray, np.generic, D.Variable)) else value
+        return (
+            np.asarray(value).tolist()
+            if isinstance(value, (np.ndarray, np.generic, ours.Variable))
+            else value
+        )
 
     def classify(self, value: Any) -> tuple[str, Any]:
         if isinstance(value, _Slot):
             return "var", value.components
-        if isinstance(value, D.Variable):
+        if isinstance(value, ours.Variable):
             return "var", [component.value() for component in value.components]
-        if isinstance(value, D.PerReplica):
+        if isinstance(value, ours.PerReplica):
             return "per_replica", value.values
-        if isinstance(value, D.Mirrored):
+        if isinstance(value, ours.Mirrored):
             return "mirrored", value.values
-        if isinstance(value, D.IndexedSlices):
+        if isinstance(value, ours.IndexedSlices):
             return "slices", (value.values, value.indices, value.dense_shape)
         if isinstance(value, (np.ndarray, np.generic)):
             dtype = "string" if value.dtype.kind == "U" else value.dtype.name
@@ -140,10 +147,10 @@ class Adapter:
         return np.array(x)
 
     def do_dense(self, _: Strategy, x: Any) -> Any:
-        return to_dense(x) if isinstance(x, D.IndexedSlices) else np.array(x)
+        return to_dense(x) if isinstance(x, ours.IndexedSlices) else np.array(x)
 
     def do_np(self, _: Strategy, x: Any) -> Any:
-        return x.numpy() if isinstance(x, D.Variable) else np.array(x)
+        return x.numpy() if isinstance(x, ours.Variable) else np.array(x)
 
     def do_zeros(self, _: Strategy, shape: Sequence[int]) -> Any:
         return np.zeros(tuple(shape), np.float32)
@@ -155,16 +162,16 @@ class Adapter:
         return str(x.dtype.name)
 
     def do_slices(self, _: Strategy, values: Any, indices: Any, dense_shape: Any = None) -> Any:
-        return D.IndexedSlices(values, indices, dense_shape)
+        return ours.IndexedSlices(values, indices, dense_shape)
 
     def do_is_mirrored(self, _: Strategy, x: Any) -> bool:
-        return isinstance(x, D.Mirrored)
+        return isinstance(x, ours.Mirrored)
 
     def do_is_per_replica(self, _: Strategy, x: Any) -> bool:
-        return isinstance(x, D.PerReplica)
+        return isinstance(x, ours.PerReplica)
 
     def do_is_dist_var(self, _: Strategy, x: Any) -> bool:
-        return isinstance(x, (D.MirroredVariable, D.SyncOnReadVariable))
+        return isinstance(x, (ours.MirroredVariable, ours.SyncOnReadVariable))
 
     def do_kind(self, _: Strategy, x: Any) -> str:
         plain = isinstance(x, (list, tuple, dict, int, float, str, type(None)))
@@ -177,9 +184,9 @@ class Adapter:
         named = {"sync": "synchronization", "agg": "aggregation"}
         kwargs = {named.get(key, key): value for key, value in options.items() if key != "where"}
         if options.get("where") == "here":
-            return D.Variable(initial_value, **kwargs)
+            return ours.Variable(initial_value, **kwargs)
         with strategy.scope():
-            return D.Variable(initial_value, **kwargs)
+            return ours.Variable(initial_value, **kwargs)
 
     def do_assign(self, _: Strategy, v: Any, x: Any) -> Any:
         return _snapshot(v.assign(x))
@@ -263,10 +270,10 @@ class Adapter:
     def do_values_from_function(self, strategy: Strategy, fn: Any) -> Any:
         return strategy.experimental_distribute_values_from_function(fn)
 
-    def do_ctx_rid(self, _: Strategy, context: D.ValueContext) -> int:
+    def do_ctx_rid(self, _: Strategy, context: ours.ValueContext) -> int:
         return context.replica_id_in_sync_group
 
-    def do_ctx_n(self, _: Strategy, context: D.ValueContext) -> int:
+    def do_ctx_n(self, _: Strategy, context: ours.ValueContext) -> int:
         return context.num_replicas_in_sync
 
     def do_update(
@@ -281,16 +288,16 @@ class Adapter:
         return strategy.extended.batch_reduce_to(op, [tuple(pair) for pair in pairs])
 
     def do_in_cross(self, _: Strategy) -> bool:
-        return D.in_cross_replica_context()
+        return ours.in_cross_replica_context()
 
     def do_has_strategy(self, _: Strategy) -> bool:
-        return D.has_strategy()
+        return ours.has_strategy()
 
     def do_has_replica_ctx(self, _: Strategy) -> bool:
-        return D.get_replica_context() is not None
+        return ours.get_replica_context() is not None
 
     def do_is_current(self, _: Strategy, strategy: Strategy) -> bool:
-        return D.get_strategy() is strategy
+        return ours.get_strategy() is strategy
 
     # --------------------------------------------------------------- replica context
 
@@ -304,7 +311,7 @@ class Adapter:
         return self.replica_id_int()
 
     def do_ctx_num_replicas(self, _: Strategy) -> int:
-        return _replica().num_replicas_in_sync
+        return int(_replica().num_replicas_in_sync)
 
     def do_merge_call(self, _: Strategy, fn: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _replica().merge_call(fn, args=tuple(args), kwargs=kwargs)
@@ -317,43 +324,43 @@ class Adapter:
 
     # ---------------------------------------------------------------------- datasets
 
-    def do_ds_range(self, _: Strategy, n: Any) -> D.Dataset:
-        return D.Dataset.range(int(n))
+    def do_ds_range(self, _: Strategy, n: Any) -> ours.Dataset:
+        return ours.Dataset.range(int(n))
 
-    def do_ds_slices(self, _: Strategy, arrays: Any) -> D.Dataset:
-        return D.from_arrays(np.stack(arrays) if isinstance(arrays, list) else arrays)
+    def do_ds_slices(self, _: Strategy, arrays: Any) -> ours.Dataset:
+        return ours.from_arrays(np.stack(arrays) if isinstance(arrays, list) else arrays)
 
-    def do_ds_batch(self, _: Strategy, dataset: D.Dataset, size: Any, drop: bool = False) -> D.Dataset:
+    def do_ds_batch(self, _: Strategy, dataset: ours.Dataset, size: Any, drop: bool = False) -> ours.Dataset:
         return dataset.batch(int(size), drop_remainder=drop)
 
-    def do_ds_padded_batch(self, _: Strategy, dataset: D.Dataset, size: Any) -> D.Dataset:
+    def do_ds_padded_batch(self, _: Strategy, dataset: ours.Dataset, size: Any) -> ours.Dataset:
         return dataset.padded_batch(int(size))
 
-    def do_ds_repeat(self, _: Strategy, dataset: D.Dataset, count: int | None = None) -> D.Dataset:
+    def do_ds_repeat(self, _: Strategy, dataset: ours.Dataset, count: int | None = None) -> ours.Dataset:
         return dataset.repeat(count)
 
-    def do_ds_take(self, _: Strategy, dataset: D.Dataset, count: int) -> D.Dataset:
+    def do_ds_take(self, _: Strategy, dataset: ours.Dataset, count: int) -> ours.Dataset:
         return dataset.take(count)
 
-    def do_ds_skip(self, _: Strategy, dataset: D.Dataset, count: int) -> D.Dataset:
+    def do_ds_skip(self, _: Strategy, dataset: ours.Dataset, count: int) -> ours.Dataset:
         return dataset.skip(count)
 
-    def do_ds_shard(self, _: Strategy, dataset: D.Dataset, num_shards: int, index: int) -> D.Dataset:
+    def do_ds_shard(self, _: Strategy, dataset: ours.Dataset, num_shards: int, index: int) -> ours.Dataset:
         return dataset.shard(num_shards, index)
 
-    def do_ds_prefetch(self, _: Strategy, dataset: D.Dataset, size: int) -> D.Dataset:
+    def do_ds_prefetch(self, _: Strategy, dataset: ours.Dataset, size: int) -> ours.Dataset:
         return dataset.prefetch(size)
 
-    def do_ds_map(self, _: Strategy, dataset: D.Dataset, fn: Any) -> D.Dataset:
+    def do_ds_map(self, _: Strategy, dataset: ours.Dataset, fn: Any) -> ours.Dataset:
         return dataset.map(fn)
 
-    def do_ds_filter_lt(self, _: Strategy, dataset: D.Dataset, bound: Any) -> D.Dataset:
+    def do_ds_filter_lt(self, _: Strategy, dataset: ours.Dataset, bound: Any) -> ours.Dataset:
         return dataset.filter(lambda x: x < bound)
 
-    def do_ds_options(self, _: Strategy, dataset: D.Dataset, policy: str) -> D.Dataset:
+    def do_ds_options(self, _: Strategy, dataset: ours.Dataset, policy: str) -> ours.Dataset:
         return dataset.with_options(auto_shard_policy=policy)
 
-    def do_ds_interleave_pad(self, _: Strategy, dataset: D.Dataset) -> D.Dataset:
+    def do_ds_interleave_pad(self, _: Strategy, dataset: ours.Dataset) -> ours.Dataset:
         return dataset.map(lambda x: np.full(int(x), x))
 
     def do_distribute(self, strategy: Strategy, dataset: Any, options: Options | None = None) -> Any:
@@ -362,14 +369,16 @@ class Adapter:
     def do_distribute_fn(self, strategy: Strategy, fn: Any, options: Options | None = None) -> Any:
         return strategy.distribute_datasets_from_function(fn, _input_options(options))
 
-    def do_ictx(self, _: Strategy, context: D.InputContext, attribute: str) -> int:
+    def do_ictx(self, _: Strategy, context: ours.InputContext, attribute: str) -> int:
         return int(getattr(context, attribute))
 
-    def do_per_replica_batch(self, _: Strategy, context: D.InputContext, global_batch_size: int) -> int:
+    def do_per_replica_batch(self, _: Strategy, context: ours.InputContext, global_batch_size: int) -> int:
         return context.get_per_replica_batch_size(global_batch_size)
 
-    def do_input_context(self, _: Strategy, num_pipelines: int, pipeline: int, num_replicas: int) -> D.InputContext:
-        return D.InputContext(num_pipelines, pipeline, num_replicas)
+    def do_input_context(
+        self, _: Strategy, num_pipelines: int, pipeline: int, num_replicas: int
+    ) -> ours.InputContext:
+        return ours.InputContext(num_pipelines, pipeline, num_replicas)
 
     def do_iterate(self, _: Strategy, dataset: Any, limit: int = 100) -> list[Any]:
         return [element for element, _ in zip(dataset, range(limit), strict=False)]
@@ -391,26 +400,28 @@ class Adapter:
         return int(dataset.cardinality)
 
     def do_rebatch_sizes(self, _: Strategy, batch: int, num_workers: int, replicas: int, worker: int) -> Any:
-        return D.split_sizes(batch, num_workers, replicas, worker)
+        return ours.split_sizes(batch, num_workers, replicas, worker)
 
     # --------------------------------------------------------------------- optimizers
 
-    def do_optimizer(self, strategy: Strategy, name: str, config: Options) -> D.Optimizer:
-        make: Callable[..., D.Optimizer] = {"sgd": D.SGD, "adam": D.Adam}[name]
+    def do_optimizer(self, strategy: Strategy, name: str, config: Options) -> ours.Optimizer:
+        makers: dict[str, Callable[..., ours.Optimizer]] = {"sgd": ours.SGD, "adam": ours.Adam}
         with strategy.scope():
-            return make(**config)
+            return makers[name](**config)
 
-    def do_apply(self, _: Strategy, optimizer: D.Optimizer, pairs: Any) -> None:
+    def do_apply(self, _: Strategy, optimizer: ours.Optimizer, pairs: Any) -> None:
         self._remember(optimizer, [variable for _, variable in pairs])
         optimizer.apply_gradients([(gradient, variable) for gradient, variable in pairs])
 
-    def do_iterations(self, _: Strategy, optimizer: D.Optimizer) -> int:
+    def do_iterations(self, _: Strategy, optimizer: ours.Optimizer) -> int:
         return optimizer.iterations
 
-    def do_opt_build(self, _: Strategy, optimizer: D.Optimizer, variables: Sequence[D.Variable]) -> None:
+    def do_opt_build(
+        self, _: Strategy, optimizer: ours.Optimizer, variables: Sequence[ours.Variable]
+    ) -> None:
         self._remember(optimizer, variables)  # slots are made when they are first needed
 
-    def do_opt_vars(self, strategy: Strategy, optimizer: D.Optimizer) -> list[Any]:
+    def do_opt_vars(self, strategy: Strategy, optimizer: ours.Optimizer) -> list[Any]:
         slots = []
         for variable in self._variables_of.get(id(optimizer), []):
             for name in optimizer.rule.slots:
@@ -418,18 +429,18 @@ class Adapter:
                 slots.append(_Slot(strategy.experimental_local_results(found)))
         return slots
 
-    def _remember(self, optimizer: D.Optimizer, variables: Sequence[D.Variable]) -> None:
+    def _remember(self, optimizer: ours.Optimizer, variables: Sequence[ours.Variable]) -> None:
         known = self._variables_of.setdefault(id(optimizer), [])
         known.extend(v for v in variables if all(v is not other for other in known))
 
     # ------------------------------------------------------------------ communication
 
     def do_comm_options(self, _: Strategy, fields: Options) -> dict[str, Any]:
-        return _told(D.CommunicationOptions(**fields))
+        return _told(ours.CommunicationOptions(**fields))
 
     def do_comm_merge(self, _: Strategy, first: Options, second: Options | None) -> dict[str, Any]:
-        other = None if second is None else D.CommunicationOptions(**second)
-        return _told(D.CommunicationOptions(**first).merge(other))
+        other = None if second is None else ours.CommunicationOptions(**second)
+        return _told(ours.CommunicationOptions(**first).merge(other))
 
     def do_pack(self, _: Strategy, shapes: Any, dtype: str, bytes_per_pack: int) -> list[Any]:
         groups = group_by_size([np.empty(tuple(shape), dtype) for shape in shapes], bytes_per_pack)
@@ -451,7 +462,7 @@ class _Slot:
 
 def _replica() -> Any:
     # As in TensorFlow, None where there is no replica, so that a call on it fails.
-    return D.get_replica_context()
+    return ours.get_replica_context()
 
 
 def _snapshot(value: Any) -> Any:
@@ -465,17 +476,17 @@ def _snapshot(value: Any) -> Any:
     return map_structure(copied, value)
 
 
-def _input_options(options: Options | None) -> D.InputOptions | None:
+def _input_options(options: Options | None) -> ours.InputOptions | None:
     if options is None:
         return None
     fields: dict[Literal["mode", "fetch"], str] = {
         "mode": "experimental_replication_mode",
         "fetch": "experimental_fetch_to_device",
     }
-    return D.InputOptions(**{name: options[key] for key, name in fields.items() if key in options})
+    return ours.InputOptions(**{name: options[key] for key, name in fields.items() if key in options})
 
 
-def _told(options: D.CommunicationOptions) -> dict[str, Any]:
+def _told(options: ours.CommunicationOptions) -> dict[str, Any]:
     implementation = options.implementation
     return {
         "bytes_per_pack": options.bytes_per_pack,

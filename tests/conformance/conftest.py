@@ -15,7 +15,9 @@ DEVIATED = pytest.StashKey[Counter[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--cases", metavar="DIR", help=f"run every *.jsonl of this folder instead of {OWN.name}/")
+    parser.addoption(
+        "--cases", metavar="DIR", help=f"run every *.jsonl of this folder instead of {OWN.name}/"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

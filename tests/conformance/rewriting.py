@@ -53,9 +53,14 @@ class Operation:
         return int(self.case["replicas"])
 
     @property
+    def has_copies(self) -> bool:
+        """Whether the case's strategy keeps a copy of a variable for each replica."""
+        return str(self.case.get("strategy", "mirrored")).startswith("mirrored")
+
+    @property
     def is_mirrored(self) -> bool:
-        """Whether the case's strategy keeps several copies of a variable."""
-        return str(self.case.get("strategy", "mirrored")).startswith("mirrored") and self.num_replicas > 1
+        """Whether it keeps several of them."""
+        return self.has_copies and self.num_replicas > 1
 
     def argument(self, index: int) -> Expression:
         """What an argument stands for; None if it is left out."""
@@ -153,7 +158,9 @@ class _Walker:
             return self._call_arguments(name, args, view, names)
         return [self.expression(arg, view, names) for arg in args]
 
-    def _call_arguments(self, name: str, args: list[Expression], view: View, names: Names) -> list[Expression]:
+    def _call_arguments(
+        self, name: str, args: list[Expression], view: View, names: Names
+    ) -> list[Expression]:
         where = _PARAMS[name] - 1
         before = [self.expression(arg, view, names) for arg in args[: where - 1]]
         after = [self.expression(arg, view, names) for arg in args[where:]]

@@ -12,7 +12,16 @@ from tests.conformance.conftest import DEVIATED
 from tests.conformance.deviations import find
 from tests.conformance.interp import Case, Encoded, Interp, same
 
-THEMES = ("variables", "run", "collectives", "communication", "reduce", "indexed_slices", "datasets", "optimizers")
+THEMES = (
+    "variables",
+    "run",
+    "collectives",
+    "communication",
+    "reduce",
+    "indexed_slices",
+    "datasets",
+    "optimizers",
+)
 LATER = {
     "sharded": "sharded variables and partitioners are not there yet",
     "checkpoint": "checkpoints are not there yet",
@@ -66,7 +75,11 @@ def why_not(case: Case) -> str | None:
     for name, config in optimizers(case["steps"]):
         missing = set(config) - OPTIMIZERS[name] if name in OPTIMIZERS else {name}
         if missing:
-            return f"{name} with {', '.join(sorted(missing))} is not there yet" if name in OPTIMIZERS else f"{name} is not there yet"
+            return (
+                f"{name} with {', '.join(sorted(missing))} is not there yet"
+                if name in OPTIMIZERS
+                else f"{name} is not there yet"
+            )
     return None
 
 
