@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from collectives.array_libraries import library_of
 
 # CuPy arrays have NumPy's interface, and CuPy may not be installed: one static type stands for both.
 Array: TypeAlias = npt.NDArray[Any]
@@ -35,25 +38,86 @@ def is_scalar(value: object) -> bool:
 
 
 def as_array(value: Any, where: str = "as_array") -> Array:
-    """The value as an array: itself if it is one already, so nothing is copied.
+    """The value as a NumPy or CuPy array: itself if it is one already; arrays of other libraries are not copied either.
 
     Args:
-        value: an array, a number, nested lists of numbers, a variable, or anything else with ``__array__``.
+        value: an array, a number, nested lists of numbers, a variable, a PyTorch tensor, a JAX array, or anything else with
+            ``__dlpack__`` or ``__array__``.
         where: the caller's name, for the error message.
 
     Raises:
-        TypeError: it does not hold numbers.
+        TypeError: it does not hold numbers, or not in memory of its own.
+        ModuleNotFoundError: it lies on a GPU and CuPy is not installed.
     """
-    if type(value) is np.ndarray or isinstance(value, np.ndarray) or type(value).__module__.partition(".")[0] == "cupy":
+    if (
+        type(value) is np.ndarray
+        or isinstance(value, np.ndarray)
+        or type(value).__module__.partition(".")[0] == "cupy"
+    ):
         return value  # type: ignore[no-any-return]  # a CuPy array, see Array
+    library = library_of(value)
+    if library is not None:
+        array = library.to_array(value, where)
+        require_numbers(array.dtype, where, type(value).__name__)
+        return array
     try:
-        array = np.asarray(value)
+        array = _from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)
     except ValueError as error:
         raise TypeError(
             f"{where}: got {type(value).__name__}, which is no array ({error}); need an array or a number"
         ) from error
     require_numbers(array.dtype, where, type(value).__name__)
     return array
+
+
+def asarray(value: Any, *, like: Any = None) -> Any:
+    """The value as an array of NumPy or CuPy, or of another library. On the same device nothing is copied.
+
+    Args:
+        value: as in `as_array`. A variable gives its live array, which changes with it.
+        like: an array of the library that the result is to be of: a PyTorch tensor, a JAX array, a NumPy or a CuPy array.
+            None gives a NumPy array, or a CuPy one of what lies on a GPU.
+
+    Returns:
+        An array that shares the value's memory where both libraries can. What is made of a JAX array, or of a variable, is
+        not to be written to; and what is made for JAX must not change while JAX uses it.
+
+    Raises:
+        TypeError: it does not hold numbers; a dtype that one of the libraries does not have.
+        OverflowError: integers too large for JAX's, which have 32 bits unless ``jax_enable_x64`` is set.
+        ModuleNotFoundError: it lies on a GPU and CuPy is not installed.
+    """
+    array = as_array(value, "asarray")
+    return array if like is None else array_like(array, like)
+
+
+def array_like(array: Array, like: Any) -> Any:
+    """A NumPy or CuPy array as one of the library that ``like`` is of, as in `asarray`."""
+    library = library_of(like)
+    if library is not None:
+        return library.from_array(array, like)
+    if _is_cupy(like):
+        return import_module("cupy").asarray(array)
+    return array if is_host(array) else array.get()  # type: ignore[attr-defined]  # CuPy's way to the host
+
+
+def given_back(result: Any, given: Any, like: Any = None) -> Array:
+    """A result in the library of what was given, or of ``like`` if that is not None."""
+    if like is None and type(given) is not np.ndarray and library_of(given) is not None:
+        like = given
+    back: Array = result if like is None else array_like(result, like)
+    return back
+
+
+def writable(out: Any, where: str) -> Array:
+    """Where a result goes, as an array that shares the memory of ``out``.
+
+    Raises:
+        TypeError: no array, so that nobody would ever see the result.
+    """
+    if type(out) is np.ndarray or isinstance(out, np.ndarray) or _is_cupy(out) or library_of(out) is not None:
+        return as_array(out, where)
+    raise TypeError(f"{where}: got out={type(out).__name__}; need an array to write into")
 
 
 def require_numbers(dtype: np.dtype[Any], where: str, kind: str = "array") -> None:
@@ -74,3 +138,18 @@ def is_narrow_float(dtype: np.dtype[Any]) -> bool:
     """Whether this is float16 or bfloat16, which accumulate in float32."""
     # bfloat16 comes from ml_dtypes, where NumPy only knows it as some bytes with a name.
     return (dtype.kind == "f" and dtype.itemsize == 2) or (dtype.kind == "V" and dtype.name == "bfloat16")
+
+
+_DLPACK_GPUS = (2, 10, 13)
+"""DLPack's numbers for memory of CUDA, of ROCm, and of both CUDA and the host."""
+
+
+def _from_dlpack(value: Any) -> Array:
+    if value.__dlpack_device__()[0] in _DLPACK_GPUS:
+        array: Array = import_module("cupy").from_dlpack(value)
+        return array
+    return np.asarray(value) if hasattr(value, "__array__") else np.from_dlpack(value)
+
+
+def _is_cupy(value: object) -> bool:
+    return type(value).__module__.partition(".")[0] == "cupy"

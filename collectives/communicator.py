@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.arrays import Array, as_array, describe, describe_kind
+from collectives.arrays import Array, as_array, describe, describe_kind, given_back, writable
 from collectives.reduce_op import ReduceOp
 
 
@@ -25,6 +25,9 @@ class Communicator(ABC):
     Numbers: results are equal to the last bit on all ranks and from run to run. float16 and bfloat16
     accumulate in float32. SUM and PROD of booleans and 8- and 16-bit integers come back as int64 or uint64, MEAN of
     integers as float64; all else keeps its dtype. Results are in C order.
+
+    PyTorch tensors and JAX arrays go in without a copy, as ``array`` and as ``out``, and what comes out is of the
+    library of ``array``, or of ``like``.
     """
 
     @property
@@ -46,6 +49,7 @@ class Communicator(ABC):
         *,
         out: Array | None = None,
         name: str | None = None,
+        like: Any = None,
     ) -> Array:
         """Reduce over all ranks; every rank gets the whole result.
 
@@ -55,6 +59,7 @@ class Communicator(ABC):
             out: where the result goes, of the shape of ``array``; ``array`` itself to reduce in place. Its dtype is
                 the result's, or the array's own for integers: what does not fit raises then.
             name: must be the same on every rank; stands in error messages.
+            like: an array of the library that the result is to be of; None means that of ``array``.
 
         Returns:
             ``out``, or a new array of the shape of ``array``.
@@ -64,7 +69,16 @@ class Communicator(ABC):
             ValueError: ``out`` of another shape, or read-only.
             OverflowError: an integer ``out`` is too narrow for the result.
         """
-        return self.all_reduce_coalesced([array], op, outs=None if out is None else [out], name=name)[0]
+        if type(op) is not ReduceOp:
+            op = ReduceOp.parse(op)
+        given, array = array, as_array(array, "all_reduce")
+        op.require(array.dtype, "all_reduce")
+        if out is None:
+            return given_back(self._all_reduce([array], op, None, name)[0], given, like)
+        into = array if out is given else writable(out, "all_reduce")
+        _require_reduced(into, array, op)
+        self._all_reduce([array], op, [into], name)
+        return out
 
     def all_reduce_coalesced(
         self,
@@ -73,24 +87,33 @@ class Communicator(ABC):
         *,
         outs: Sequence[Array] | None = None,
         name: str | None = None,
+        like: Any = None,
     ) -> list[Array]:
         """`all_reduce` of several arrays, of any shapes and dtypes, for the price of one meeting."""
         op = ReduceOp.parse(op)
-        arrays = [as_array(array, "all_reduce") for array in arrays]
+        given, arrays = arrays, [as_array(array, "all_reduce") for array in arrays]
         for array in arrays:
             op.require(array.dtype, "all_reduce")
-        if outs is not None:
-            if len(outs) != len(arrays):
-                raise ValueError(f"all_reduce: got {len(outs)} outs for {len(arrays)} arrays; need one each")
-            for array, out in zip(arrays, outs, strict=True):
-                if out is not array or op.result_dtype(array.dtype) != array.dtype:
-                    _require_out(out, array.shape, op, array.dtype, "all_reduce")
-                elif not out.flags.writeable:
-                    raise ValueError("all_reduce: out is read-only; need an array to write into")
-        return self._all_reduce(arrays, op, outs, name)
+        if outs is None:
+            results = self._all_reduce(arrays, op, None, name)
+            return [given_back(result, one, like) for result, one in zip(results, given, strict=True)]
+        if len(outs) != len(arrays):
+            raise ValueError(f"all_reduce: got {len(outs)} outs for {len(arrays)} arrays; need one each")
+        into = []
+        for one, array, out in zip(given, arrays, outs, strict=True):
+            into.append(array if out is one else writable(out, "all_reduce"))
+            _require_reduced(into[-1], array, op)
+        self._all_reduce(arrays, op, into, name)
+        return list(outs)
 
     def reduce(
-        self, array: Array, op: ReduceOp | str = ReduceOp.SUM, root: int = 0, *, out: Array | None = None
+        self,
+        array: Array,
+        op: ReduceOp | str = ReduceOp.SUM,
+        root: int = 0,
+        *,
+        out: Array | None = None,
+        like: Any = None,
     ) -> Array | None:
         """Reduce over all ranks; ``root`` gets the result.
 
@@ -99,6 +122,7 @@ class Communicator(ABC):
             op: how to reduce.
             root: the rank that gets the result.
             out: as in `all_reduce`, read on ``root`` only.
+            like: as in `all_reduce`.
 
         Returns:
             On ``root`` as `all_reduce`, elsewhere None.
@@ -107,17 +131,20 @@ class Communicator(ABC):
             TypeError: as in `all_reduce`.
             ValueError: ``root`` is no rank; as in `all_reduce`.
         """
-        op, array = ReduceOp.parse(op), as_array(array, "reduce")
+        op, given, array = ReduceOp.parse(op), array, as_array(array, "reduce")
         op.require(array.dtype, "reduce")
         self._require_rank(root, "reduce: root")
         if self.rank != root:
-            out = None
-        elif out is not None:
-            _require_out(out, array.shape, op, array.dtype, "reduce")
-        return self._reduce(array, op, root, out)
+            return self._reduce(array, op, root, None)
+        if out is None:
+            return given_back(self._reduce(array, op, root, None), given, like)
+        into = array if out is given else writable(out, "reduce")
+        _require_out(into, array.shape, op, array.dtype, "reduce")
+        self._reduce(array, op, root, into)
+        return out
 
     def reduce_scatter(
-        self, array: Array, op: ReduceOp | str = ReduceOp.SUM, *, out: Array | None = None
+        self, array: Array, op: ReduceOp | str = ReduceOp.SUM, *, out: Array | None = None, like: Any = None
     ) -> Array:
         """Reduce over all ranks; rank r gets the r-th block of the result.
 
@@ -125,6 +152,7 @@ class Communicator(ABC):
             array: shape ``(world_size * block, ...)``.
             op: as in `all_reduce`.
             out: shape ``(block, ...)``, otherwise as in `all_reduce`; it does not overlap ``array``.
+            like: as in `all_reduce`.
 
         Returns:
             ``out``, or a new array of shape ``(block, ...)``.
@@ -133,22 +161,28 @@ class Communicator(ABC):
             ValueError: the first axis does not split evenly over the ranks.
             TypeError: as in `all_reduce`.
         """
-        op, array = ReduceOp.parse(op), as_array(array, "reduce_scatter")
+        op, given, array = ReduceOp.parse(op), array, as_array(array, "reduce_scatter")
         op.require(array.dtype, "reduce_scatter")
         block = self._require_blocks(array, "reduce_scatter")
-        if out is not None:
-            _require_out(out, block, op, array.dtype, "reduce_scatter")
-        return self._reduce_scatter(array, op, out)
+        if out is None:
+            return given_back(self._reduce_scatter(array, op, None), given, like)
+        into = writable(out, "reduce_scatter")
+        _require_out(into, block, op, array.dtype, "reduce_scatter")
+        self._reduce_scatter(array, op, into)
+        return out
 
     # ----------------------------------------------------------------- copies
 
-    def broadcast(self, array: Array, root: int = 0, *, out: Array | None = None) -> Array:
+    def broadcast(
+        self, array: Array, root: int = 0, *, out: Array | None = None, like: Any = None
+    ) -> Array:
         """Every rank gets ``root``'s array.
 
         Args:
             array: of one shape and dtype on all ranks; only ``root``'s content counts.
             root: the rank whose array it is.
             out: where it goes, of that shape and dtype.
+            like: as in `all_reduce`.
 
         Returns:
             ``out``, or a new array.
@@ -156,13 +190,18 @@ class Communicator(ABC):
         Raises:
             ValueError: ``root`` is no rank; ``out`` does not fit.
         """
-        array = as_array(array, "broadcast")
+        given, array = array, as_array(array, "broadcast")
         self._require_rank(root, "broadcast: root")
-        if out is not None:
-            _require_like(out, array.shape, array.dtype, "broadcast")
-        return self._broadcast(array, root, out)
+        if out is None:
+            return given_back(self._broadcast(array, root, None), given, like)
+        into = array if out is given else writable(out, "broadcast")
+        _require_like(into, array.shape, array.dtype, "broadcast")
+        self._broadcast(array, root, into)
+        return out
 
-    def all_gather(self, array: Array, axis: int = 0, *, out: Array | None = None) -> Array:
+    def all_gather(
+        self, array: Array, axis: int = 0, *, out: Array | None = None, like: Any = None
+    ) -> Array:
         """The ranks' arrays one after the other, by rank; every rank gets the whole.
 
         Args:
@@ -170,6 +209,7 @@ class Communicator(ABC):
                 other axes and the dtype agree.
             axis: the axis that they are joined along; negative ones count from the end.
             out: where it goes, of the joined shape.
+            like: as in `all_reduce`.
 
         Returns:
             ``out``, or a new array.
@@ -177,16 +217,20 @@ class Communicator(ABC):
         Raises:
             ValueError: a scalar, or no such axis; ``out`` does not fit.
         """
-        array = as_array(array, "all_gather")
+        given, array = array, as_array(array, "all_gather")
         axis = require_axis(array, axis, "all_gather")
-        return self._all_gather(array, axis, out)
+        if out is None:
+            return given_back(self._all_gather(array, axis, None), given, like)
+        self._all_gather(array, axis, writable(out, "all_gather"))
+        return out
 
-    def all_to_all(self, array: Array, *, out: Array | None = None) -> Array:
+    def all_to_all(self, array: Array, *, out: Array | None = None, like: Any = None) -> Array:
         """Rank r gets the r-th block of every rank's array, by rank.
 
         Args:
             array: shape ``(world_size * block, ...)``, the same on all ranks.
             out: of that shape and dtype; it does not overlap ``array``.
+            like: as in `all_reduce`.
 
         Returns:
             ``out``, or a new array of the shape of ``array``.
@@ -194,11 +238,14 @@ class Communicator(ABC):
         Raises:
             ValueError: the first axis does not split evenly over the ranks; ``out`` does not fit.
         """
-        array = as_array(array, "all_to_all")
+        given, array = array, as_array(array, "all_to_all")
         self._require_blocks(array, "all_to_all")
-        if out is not None:
-            _require_like(out, array.shape, array.dtype, "all_to_all")
-        return self._all_to_all(array, out)
+        if out is None:
+            return given_back(self._all_to_all(array, None), given, like)
+        into = writable(out, "all_to_all")
+        _require_like(into, array.shape, array.dtype, "all_to_all")
+        self._all_to_all(array, into)
+        return out
 
     # --------------------------------------------------------- point to point
 
@@ -216,13 +263,14 @@ class Communicator(ABC):
         self._require_peer(peer, "send")
         self._send(as_array(array, "send"), peer, tag)
 
-    def recv(self, peer: int, tag: int = 0, *, out: Array | None = None) -> Array:
+    def recv(self, peer: int, tag: int = 0, *, out: Array | None = None, like: Any = None) -> Array:
         """The next array that ``peer`` sends with this tag.
 
         Args:
             peer: the rank that calls `send`.
             tag: as in `send`.
             out: where it goes, of the sent shape and dtype.
+            like: an array of the library that the result is to be of; None means NumPy or CuPy.
 
         Returns:
             ``out``, or a new array.
@@ -233,9 +281,10 @@ class Communicator(ABC):
         self._require_peer(peer, "recv")
         array = self._recv(peer, tag)
         if out is None:
-            return array
-        _require_like(out, array.shape, array.dtype, "recv")
-        out[...] = array
+            return given_back(array, None, like)
+        into = writable(out, "recv")
+        _require_like(into, array.shape, array.dtype, "recv")
+        into[...] = array
         return out
 
     # ------------------------------------------------------------------ others
@@ -330,6 +379,13 @@ def _require_like(out: Array, shape: tuple[int, ...], dtype: np.dtype[Any], wher
         raise ValueError(f"{where}: got out={describe(out)}; need {describe_kind(dtype, shape)}")
     if not out.flags.writeable:
         raise ValueError(f"{where}: out is read-only; need an array to write into")
+
+
+def _require_reduced(out: Array, array: Array, op: ReduceOp) -> None:
+    if out is not array or op.result_dtype(array.dtype) != array.dtype:
+        _require_out(out, array.shape, op, array.dtype, "all_reduce")
+    elif not out.flags.writeable:
+        raise ValueError("all_reduce: out is read-only; need an array to write into")
 
 
 def _require_out(out: Array, shape: tuple[int, ...], op: ReduceOp, dtype: np.dtype[Any], where: str) -> None:

@@ -17,7 +17,7 @@ from collectives.arrays import Array, describe
 from collectives.communicator import Communicator
 from collectives.recycled_memory import RecycledMemory
 from collectives.reduce_op import ReduceOp
-from collectives.reduction import Fold
+from collectives.reduction import Fold, fold
 from collectives.rendezvous import LONGEST_TIMEOUT, Call, Rendezvous
 
 SHARED_FROM = 4 << 20
@@ -191,17 +191,17 @@ class InProcessCommunicator(Communicator):
 
         def conclude(values: list[Any]) -> list[Any]:
             wanted = [value[1] for value in values if value[1] is not None]
-            folds = [
-                Fold(op, [value[0][i] for value in values], [target[i] for target in wanted])
+            columns = [
+                (op, [value[0][i] for value in values], [target[i] for target in wanted])
                 for i in range(len(sources))
             ]
             if (
                 len(values) > 1
-                and len(values) * sum(source.nbytes for source in sources) >= self._shared_from
+                and len(values) * sum([source.nbytes for source in sources]) >= self._shared_from
             ):
-                return [folds] * len(values)
-            for fold in folds:
-                fold.run()
+                return [[Fold(*column) for column in columns]] * len(values)
+            for column in columns:
+                fold(*column)
             return [None] * len(values)
 
         folds = self._meet(call, (sources, targets), conclude)
@@ -220,7 +220,7 @@ class InProcessCommunicator(Communicator):
                 return [(True, lent)] * len(values)
             return [(False, work(lent, rank)) for rank in range(len(values))]
 
-        is_lent, result = self._meet(call, (value, num_bytes), conclude)
+        is_lent, result = self._rendezvous.meet(self._rank, call, (value, num_bytes), conclude, num_bytes)
         return self._finish(lambda: work(result, self._rank)) if is_lent else result
 
     def _finish(self, work: Callable[[], Any]) -> Any:

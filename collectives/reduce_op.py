@@ -32,7 +32,7 @@ class ReduceOp(Enum):
         Raises:
             ValueError: no such reduction.
         """
-        return op if isinstance(op, cls) else parse_member(cls, op, "reduce_op")
+        return op if type(op) is cls else parse_member(cls, op, "reduce_op")
 
     @property
     def ufunc(self) -> np.ufunc:
@@ -92,8 +92,10 @@ def parse_member(enum: type[E], member: E | str, name: str) -> E:
     Raises:
         ValueError: there is none of that name.
     """
-    if isinstance(member, enum):
+    if type(member) is enum:
         return member
-    if isinstance(member, str) and member.upper() in enum.__members__:
-        return enum[member.upper()]
+    if isinstance(member, str):
+        found = enum._member_map_.get(member.upper())
+        if isinstance(found, enum):
+            return found
     raise ValueError(f"{name}: got {member!r}; need one of {', '.join(enum.__members__)}")

@@ -56,6 +56,17 @@ def _reduce_on_device(arrays: Sequence[Array], op: ReduceOp) -> Array:
     return total.astype(op.result_dtype(dtype), copy=False)
 
 
+def fold(op: ReduceOp, sources: Sequence[Array], targets: Sequence[Array]) -> None:
+    """All of a reduction in the calling thread. Arguments and errors as of `Fold`."""
+    first, target = sources[0], targets[0]
+    if first.nbytes > CHUNK_BYTES or len(sources) != 2 or target.dtype != first.dtype or op is ReduceOp.MEAN or op.accumulator_dtype(first.dtype) != first.dtype:
+        Fold(op, sources, targets).run()
+    else:  # two arrays that fit the cache: by far the most frequent case
+        op.ufunc(first, sources[1], out=target)
+        for other in targets[1:]:
+            np.copyto(other, target, casting="unsafe")
+
+
 @final
 class Fold:
     """One reduction of flat arrays into one or more flat targets, cut into chunks.

@@ -14,17 +14,16 @@ import _thread
 import copy
 from collections import deque
 from collections.abc import Callable, Sequence
-from enum import Enum
-from types import CodeType
-from typing import Any, NamedTuple, NoReturn, final
+from typing import Any, NoReturn, Protocol, final
 
-from collectives.arrays import describe_kind
+from collectives.calls import Call as Call
 from collectives.errors import (
     CollectiveAbortedError,
     CollectiveError,
     CollectiveMismatchError,
     CollectiveTimeoutError,
 )
+from collectives.flight_recorder import LEFT, FlightRecorder, Record, clock
 
 LONGEST_TIMEOUT = _thread.TIMEOUT_MAX
 """Seconds: what the system's locks can wait."""
@@ -33,19 +32,36 @@ Conclude = Callable[[list[Any]], Sequence[Any]]
 """From every member's value, by member, to every member's result. Runs once, in the last to come."""
 
 
-class Call(NamedTuple):
-    """What a member calls. Members meet only if their calls are equal."""
+class Gate(Protocol):
+    """What one member waits at. It is opened once for each wait, by another member or not at all."""
 
-    kind: str
-    """The collective, such as ``all_reduce``."""
-    detail: tuple[Any, ...] = ()
-    """What must agree: a reduction, a root, pairs of dtype and shape. Put into words only when it does not."""
-    name: str | None = None
-    """What the user calls it."""
+    def wait(self, timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds; whether it has been opened."""
 
-    def __str__(self) -> str:
-        named = f" {self.name!r}" if self.name is not None else ""
-        return " ".join([f"{self.kind}{named}", *(_word(part) for part in self.detail)])
+    def open(self) -> None:
+        """Let the member go on; does not wait."""
+
+    def close(self) -> None:
+        """Forget that it was opened, where nobody went through."""
+
+
+@final
+class ThreadGate:
+    """A gate for a member with a thread of its own: one raw lock."""
+
+    def __init__(self) -> None:
+        lock = _thread.allocate_lock()
+        lock.acquire()
+        self.open = lock.release
+        self._acquire = lock.acquire
+
+    def wait(self, timeout: float) -> bool:
+        """As `Gate.wait`."""
+        return self._acquire(True, timeout)
+
+    def close(self) -> None:
+        """As `Gate.close`."""
+        self._acquire(False)
 
 
 @final
@@ -56,16 +72,19 @@ class Rendezvous:
         size: how many members.
         timeout: seconds that a member waits for the others.
         member: what a member is called in messages, ``"rank"`` or ``"replica"``.
+        recorder: keeps the members' calls; None makes one.
     """
 
-    def __init__(self, size: int, timeout: float, member: str = "rank") -> None:
+    def __init__(
+        self, size: int, timeout: float, member: str = "rank", recorder: FlightRecorder | None = None
+    ) -> None:
         self.size = size
         self.timeout = timeout
+        self.recorder = recorder or FlightRecorder(range(size), member)
+        self.step = 0
         self._member = member
         self._mutex = _thread.allocate_lock()
-        self._gates = [_thread.allocate_lock() for _ in range(size)]
-        for gate in self._gates:
-            gate.acquire()
+        self._gates: list[Gate] = [ThreadGate() for _ in range(size)]
         self._calls: list[Call | None] = [None] * size
         self._values: list[Any] = [None] * size
         self._results: list[Any] = [None] * size
@@ -78,8 +97,6 @@ class Rendezvous:
         self._concluding = False
         self._failure: BaseException | None = None
         self._mail: dict[tuple[int, int, int], deque[Any]] = {}
-        self._all_ended = _thread.allocate_lock()
-        self._all_ended.acquire()
 
     # ------------------------------------------------------------------ a step
 
@@ -87,6 +104,7 @@ class Rendezvous:
         """Forget the last step: nobody has ended, nothing has failed. Nobody may be inside."""
         self._ended = [False] * self.size
         self._num_ended = self._arrived = self._sequence = 0
+        self.step = self.recorder.next_step()
         self._concluding = False
         if self._failure is not None:
             self._failure = None
@@ -96,24 +114,29 @@ class Rendezvous:
             self._waiting = [False] * self.size
             # A member that was interrupted while it waited left its gate open behind it.
             for gate in self._gates:
-                gate.acquire(False)
+                gate.close()
         if self._mail:
             self._mail.clear()
-        self._all_ended.acquire(False)
 
-    def end(self, member: int) -> None:
-        """The member makes no more calls in this step. Whoever waits for it is told."""
+    def end(self, member: int) -> bool:
+        """The member makes no more calls in this step. Whoever waits for it is told.
+
+        Returns:
+            Whether it was the last one.
+        """
         with self._mutex:
             self._ended[member] = True
             self._num_ended += 1
             if self._num_ended == self.size:
-                self._all_ended.release()
-            elif self._failure is None and self._is_missed(member):
+                return True
+            if self._failure is None and self._is_missed(member):
                 self._fail(self._mismatch())
+            return False
 
-    def wait_until_all_ended(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds until every member has called `end`."""
-        return self._all_ended.acquire(True, timeout)
+    @property
+    def num_ended(self) -> int:
+        """How many members have called `end` in this step."""
+        return self._num_ended
 
     def has_ended(self, member: int) -> bool:
         """Whether the member has called `end` in this step."""
@@ -124,6 +147,22 @@ class Rendezvous:
         with self._mutex:
             self._fail(failure)
 
+    def give_up_on(self, member: int) -> CollectiveTimeoutError | None:
+        """Fail the step because a member is late, if anybody waits for it; the failure, or None."""
+        with self._mutex:
+            if self._failure is not None or self._ended[member] or True not in self._waiting:
+                return None
+            waiter = self._waiting.index(True)
+            call = self._calls[waiter]
+            assert call is not None
+            failure = self._late(waiter, call)
+            self._fail(failure)
+            return failure
+
+    def set_gate(self, member: int, gate: Gate) -> None:
+        """Let a member wait at another gate. It must not be waiting."""
+        self._gates[member] = gate
+
     @property
     def failure(self) -> BaseException | None:
         """What went wrong first in this step."""
@@ -131,8 +170,17 @@ class Rendezvous:
 
     # ---------------------------------------------------------------- meetings
 
-    def meet(self, member: int, call: Call, value: Any, conclude: Conclude) -> Any:
+    def meet(
+        self, member: int, call: Call, value: Any, conclude: Conclude, num_bytes: int | None = None
+    ) -> Any:
         """Meet all others, and get this member's result.
+
+        Args:
+            member: who calls.
+            call: what it calls.
+            value: what it brings.
+            conclude: makes everybody's results of everybody's values; the last to come calls its own.
+            num_bytes: of what it brings, for the record, where the call does not say it.
 
         Raises:
             CollectiveMismatchError: some member calls something else, or has ended.
@@ -142,10 +190,17 @@ class Rendezvous:
         if self.size == 1:
             # Nobody to wait for or to tell of a failure, and no state: the default strategy's one replica
             # is every thread that asks, all at the same time.
-            return conclude([value])[0]
+            if self.recorder.marks is None:
+                return conclude([value])[0]
+            kept = self._record(member, call, num_bytes)
+            result = conclude([value])[0]
+            kept[LEFT] = clock()
+            return result
         with self._mutex:
             if self._failure is not None:
                 self._raise_failure(member, call)
+            record: Record = [self.step, self._sequence, call, num_bytes, clock(), 0]
+            self.recorder.logs[member].append(record)
             self._calls[member] = call
             self._values[member] = value
             if self._num_ended:
@@ -162,15 +217,18 @@ class Rendezvous:
             self._pass_gate(member, call)
             result = self._results[member]
             self._results[member] = None
-            return result
-        return self._conclude(member, call, conclude)
+        else:
+            result = self._conclude(member, call, conclude)
+        record[LEFT] = clock()
+        return result
 
     def _conclude(self, member: int, call: Call, conclude: Conclude) -> Any:
         values = self._values
         self._values = [None] * self.size
+        if self._calls.count(call) != self.size:
+            self.abort(self._mismatch())
+            self._raise_failure(member, call)
         try:
-            if self._calls.count(call) != self.size:
-                raise self._mismatch()
             results = list(conclude(values))
         except BaseException as failure:
             self.abort(failure)
@@ -190,6 +248,7 @@ class Rendezvous:
             call = Call("send", (peer, f"tag {tag}"))
             if self._failure is not None:
                 self._raise_failure(member, call)
+            self._record(member, call)[LEFT] = clock()
             self._mail.setdefault((member, peer, tag), deque()).append(message)
             if self._waiting[peer] and self._calls[peer] == _receiving(member, tag):
                 self._open(peer)
@@ -200,8 +259,10 @@ class Rendezvous:
         with self._mutex:
             if self._failure is not None:
                 self._raise_failure(member, call)
+            record = self._record(member, call)
             letters = self._mail.setdefault((peer, member, tag), deque())
             if letters:
+                record[LEFT] = clock()
                 return letters.popleft()
             self._calls[member] = call
             if self._ended[peer]:
@@ -210,7 +271,13 @@ class Rendezvous:
             self._wait_or_fail(member)
         self._pass_gate(member, call)
         self._calls[member] = None
+        record[LEFT] = clock()
         return letters.popleft()
+
+    def _record(self, member: int, call: Call, num_bytes: int | None = None) -> Record:
+        record = [self.step, self._sequence, call, num_bytes, clock(), 0]
+        self.recorder.logs[member].append(record)
+        return record
 
     # ----------------------------------------------------------------- waiting
 
@@ -232,7 +299,7 @@ class Rendezvous:
             self._raise_failure(member, self._calls[member])
 
     def _pass_gate(self, member: int, call: Call) -> None:
-        while not self._gates[member].acquire(True, self.timeout):
+        while not self._gates[member].wait(self.timeout):
             if self._give_up(member, call):
                 break
         if self._failure is not None:
@@ -250,7 +317,7 @@ class Rendezvous:
     def _open(self, member: int) -> None:
         if self._waiting[member]:
             self._waiting[member] = False
-            self._gates[member].release()
+            self._gates[member].open()
 
     def _open_all(self) -> None:
         for member in range(self.size):
@@ -268,8 +335,10 @@ class Rendezvous:
     def _raise_failure(self, member: int, call: Call | None) -> NoReturn:
         failure = self._failure
         if isinstance(failure, CollectiveError):
-            # One instance for each member: they are raised in several threads at once.
-            raise copy.copy(failure)
+            # One instance for each member, with notes of its own: they are raised in several threads at once.
+            mine = copy.copy(failure)
+            mine.__notes__ = list(getattr(failure, "__notes__", ()))
+            raise mine
         raise CollectiveAbortedError(
             f"{call}: {self._member} {member} was released because another {self._member} failed with {failure!r}"
         ) from failure
@@ -283,32 +352,26 @@ class Rendezvous:
             + ("makes no call yet" if not self._calls[member] and not self._ended[member] else "")
             for member in range(self.size)
         )
-        return CollectiveMismatchError(
+        failure = CollectiveMismatchError(
             f"seq {self._sequence}: the calls do not fit together: {listed}; every {self._member} must make the same "
             "calls in the same order, with the same shapes and dtypes — look for a branch that only some take",
             calls,
         )
+        failure.add_note(self.recorder.report(failure))
+        return failure
 
     def _late(self, member: int, call: Call) -> CollectiveTimeoutError:
         missing = [other for other in range(self.size) if self._calls[other] is None]
         waiting = "; ".join(f"{self._member} {m} in {c}" for m, c in enumerate(self._calls) if c is not None)
-        return CollectiveTimeoutError(
+        failure = CollectiveTimeoutError(
             f"{call}: {self._member} {member} of {self.size} waited {self.timeout:g} s for the others at seq "
             f"{self._sequence}; missing: {', '.join(f'{self._member} {m}' for m in missing) or 'nobody'}; waiting: "
             f"{waiting}; did every {self._member} call it? — raise timeout_seconds if one is only slow",
             missing,
         )
+        failure.add_note(self.recorder.report(failure))
+        return failure
 
 
 def _receiving(peer: int, tag: int) -> Call:
     return Call("recv", (peer, f"tag {tag}"))
-
-
-def _word(part: Any) -> str:
-    if isinstance(part, Enum):
-        return part.name
-    if isinstance(part, tuple):
-        return describe_kind(*part)
-    if isinstance(part, CodeType):
-        return f"of {part.co_qualname} (line {part.co_firstlineno} of {part.co_filename})"
-    return str(part)

@@ -16,6 +16,7 @@ from variables.central_variable import CentralVariable
 from variables.local_variable import LocalVariable
 from variables.mirrored_variable import MirroredVariable
 from variables.replica_context import require_dense
+from variables.sharded_variable import ShardedVariable
 from variables.values import DistributedValues, Mirrored
 from variables.variable import Variable
 
@@ -26,7 +27,9 @@ def components_of(value: Any) -> tuple[Any, ...] | None:
     """The value's components by local replica, or None if it is not distributed."""
     if isinstance(value, DistributedValues):
         return value.values
-    if isinstance(value, Variable) and not isinstance(value, (LocalVariable, CentralVariable)):
+    if isinstance(value, Variable) and not isinstance(
+        value, (LocalVariable, CentralVariable, ShardedVariable)
+    ):
         return value.components
     return None
 

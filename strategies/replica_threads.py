@@ -1,9 +1,8 @@
 """Runs one function in every local replica at the same time.
 
-The caller's own thread runs replica 0, and each other replica has a thread that is made once and kept. A thread is woken
-through one raw lock, and the last replica to end its step opens one lock that the caller waits on. A step so short
-that the caller has finished before another thread has even started is run for that replica by the
-caller, which saves waiting for the switch.
+The caller's own thread runs replica 0, and each other replica has a thread that is made once and kept, woken through one raw
+lock. A replica whose thread has not begun by the time that the caller would have to wait is run by the caller too
+(see `Lane`), so that steps too short for the switch to another thread don't wait for it.
 """
 
 from __future__ import annotations
@@ -16,13 +15,15 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextvars import Context, copy_context
 from typing import Any, final
 
 from collectives.devices import Device
 from collectives.errors import CollectiveError, CollectiveTimeoutError
 from collectives.rendezvous import Rendezvous
+from strategies.lane import Lane
+from strategies.pace import Pace
 from variables.replica_context import ReplicaContext, current
 
 _POLL = 0.25
@@ -57,7 +58,11 @@ class ReplicaThreads:
         self._errors: list[BaseException | None] = [None] * self._size
         self._thread_ids: list[int | None] = [None] * self._size
         self._interrupting = _thread.allocate_lock()
-        self._desk = _Desk(self._size)
+        self._calls: Sequence[Callable[[], Any]] = ()
+        self._results: list[Any] = []
+        self._paces: dict[Hashable, Pace] = {}
+        self._desk = _Desk(self._size, rendezvous.timeout, weakref.WeakMethod(self._overdue))
+        self._lane = Lane(rendezvous, self._desk.take, self._execute)
         self._started = False
         self.is_broken = False
         weakref.finalize(self, self._desk.close)
@@ -66,27 +71,35 @@ class ReplicaThreads:
         """End the threads."""
         self._desk.close()
 
-    def run(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    def run(self, calls: Sequence[Callable[[], Any]], step: Hashable) -> list[Any]:
         """The results of the calls, each made in its replica, by local replica.
+
+        Args:
+            calls: one for each replica.
+            step: what they are calls of; steps that are equal are expected to take equally long.
 
         Raises:
             Exception: what a replica raised first, with a note that names the replica.
         """
         if not self._started:
             self._start()
-        rendezvous, desk = self._rendezvous, self._desk
+        rendezvous, lane = self._rendezvous, self._lane
         rendezvous.begin()
-        results: list[Any] = [None] * self._size
+        pace = self._paces.get(step)
+        if pace is None:
+            pace = self._paces[step] = Pace()
+        together = pace.together()
+        lane.begin(together)
+        started = time.perf_counter()
+        self._calls, self._results, self._errors = calls, [None] * self._size, [None] * self._size
         try:
             for replica in range(1, self._size):
                 # A context can be entered by one thread at a time only.
-                job = (copy_context(), self._execute, replica, calls[replica], results)
-                desk.hand_out(replica, job)
-            self._execute(0, calls[0], results)
-            for replica in range(1, self._size):
-                if desk.take(replica):
-                    self._execute(replica, calls[replica], results)
-            self._wait()
+                self._desk.hand_out(replica, (copy_context(), self._execute))
+            self._execute(0)
+            while rendezvous.num_ended < self._size:
+                if not lane.advance() and not self._wait():
+                    break
         except BaseException as interrupt:  # Ctrl-C, in this module's own code
             rendezvous.abort(interrupt)
             self._release_stuck(interrupt)
@@ -94,14 +107,17 @@ class ReplicaThreads:
         failure = rendezvous.failure
         if failure is not None:
             self._raise(failure)
+        pace.learn(time.perf_counter() - started, together)
+        results, self._results, self._calls = self._results, [], ()
         return results
 
-    def _execute(self, replica: int, call: Callable[[], Any], results: list[Any]) -> None:
+    def _execute(self, replica: int) -> None:
+        results = self._results
         token = current.set(self._contexts[replica])
         try:
             self._thread_ids[replica] = _thread.get_ident()
             try:
-                results[replica] = call()
+                results[replica] = self._calls[replica]()
             finally:
                 with self._interrupting:
                     self._thread_ids[replica] = None
@@ -114,45 +130,65 @@ class ReplicaThreads:
                 self._interrupt(error.missing)
         finally:
             current.reset(token)
-            self._rendezvous.end(replica)
+            if self._rendezvous.end(replica):
+                self._lane.wake()
 
     # ----------------------------------------------------------------- waiting
 
-    def _wait(self) -> None:
-        """Until all replicas have ended, or a stuck one has been given up."""
+    def _wait(self) -> bool:
+        """Until something has happened; False once a stuck replica has been given up."""
         started = time.monotonic()
         report_after = self._rendezvous.timeout
-        while not self._rendezvous.wait_until_all_ended(_POLL):
+        while not self._lane.sleep(_POLL):
             failure = self._rendezvous.failure
             if isinstance(failure, CollectiveTimeoutError) or not isinstance(
                 failure, (Exception, type(None))
             ):
                 self._release_stuck(failure)
-                return
+                return False
             waited = time.monotonic() - started
             if waited > report_after:
                 report_after *= 2
                 _log.warning(
-                    "run: replica 0 has ended and waited %.0f s for the others; %s",
-                    waited,
-                    self._whereabouts(),
+                    "run: waited %.0f s for replicas that have not ended; %s", waited, self._whereabouts()
                 )
+        return True
 
     def _release_stuck(self, failure: BaseException) -> None:
         """After a failure that other replicas may not notice: let them end, interrupt them, or give them up."""
         self.is_broken = True
-        stuck = [replica for replica in range(self._size) if not self._rendezvous.has_ended(replica)]
         if isinstance(failure, CollectiveTimeoutError):
             _note(failure, self._whereabouts())
-        elif self._rendezvous.wait_until_all_ended(_GRACE):
+        elif self._all_end_within(_GRACE):
             self.is_broken = False
             return
-        self._interrupt(stuck)
-        if self._rendezvous.wait_until_all_ended(_GRACE):
+        self._interrupt([replica for replica in range(self._size) if not self._rendezvous.has_ended(replica)])
+        if self._all_end_within(_GRACE):
             self.is_broken = False
             return
         self._desk.close()  # its thread ends when its call returns; the strategy makes new ones
         _log.error("run: gave up waiting for replicas that do not end; %s", self._whereabouts())
+
+    def _all_end_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self._rendezvous.num_ended < self._size:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            if not self._lane.advance():
+                self._lane.sleep(left)
+        return True
+
+    def _overdue(self, replica: int) -> None:
+        """The thread of a replica that the caller has taken has heard nothing for a long time."""
+        if self._rendezvous.has_ended(replica):
+            return
+        failure = self._rendezvous.give_up_on(replica)
+        if failure is None:
+            _log.warning("run: replica %d has not ended for a long time; %s", replica, self._whereabouts())
+            return
+        _note(failure, self._whereabouts())
+        self._interrupt([replica])
 
     def _interrupt(self, replicas: Sequence[int]) -> None:
         for replica in replicas:
@@ -173,7 +209,7 @@ class ReplicaThreads:
         return "; ".join(reports) or "no replica is running"
 
     def _raise(self, failure: BaseException) -> None:
-        errors, self._errors = self._errors, [None] * self._size
+        errors, self._errors, self._results, self._calls = self._errors, [], [], ()
         if isinstance(failure, CollectiveError):
             # The replicas raised copies, which know the line of the call.
             notes = getattr(failure, "__notes__", ())
@@ -196,15 +232,23 @@ class ReplicaThreads:
             thread.start()
 
 
-_Job = tuple[Context, Callable[..., None], int, Callable[[], Any], list[Any]]
+_Job = tuple[Context, Callable[[int], None]]
 
 
 @final
 class _Desk:
-    """Where the caller leaves each replica's job. Threads hold this alone, so that unused ones can end."""
+    """Where the caller leaves each replica's job. Threads hold this alone, so that unused ones can end.
 
-    def __init__(self, size: int) -> None:
+    Args:
+        size: how many replicas.
+        timeout: seconds after which a thread whose job the caller has taken asks how it is getting on.
+        overdue: called then, in that thread, with the replica.
+    """
+
+    def __init__(self, size: int, timeout: float, overdue: weakref.WeakMethod[Callable[[int], None]]) -> None:
         self._is_closed = False
+        self._timeout = timeout
+        self._overdue = overdue
         self._jobs: list[_Job | None] = [None] * size
         self._bells = [_thread.allocate_lock() for _ in range(size)]
         self._claims = [_thread.allocate_lock() for _ in range(size)]
@@ -221,17 +265,27 @@ class _Desk:
 
     def take(self, replica: int) -> bool:
         """Whether the job is the calling thread's to do now: one thread gets it."""
-        return self._claims[replica].acquire(False)
+        if not self._claims[replica].acquire(False):
+            return False
+        self._jobs[replica] = None
+        return True
 
     def next_job(self, replica: int) -> _Job | None:
         """Wait for the next job of this replica; None when there will be no more."""
-        while True:
-            self._bells[replica].acquire()
-            if self._is_closed:
-                return None
-            if self._claims[replica].acquire(False):
+        bell, claim = self._bells[replica], self._claims[replica]
+        bell.acquire()
+        while not self._is_closed:
+            if claim.acquire(False):
                 job, self._jobs[replica] = self._jobs[replica], None
                 return job
+            # The caller has taken it. Should that replica get stuck, its thread is the one that is free to say so.
+            if not bell.acquire(True, self._timeout):
+                overdue = self._overdue()
+                if overdue is not None:
+                    overdue(replica)
+                del overdue  # it holds the strategy
+                bell.acquire()
+        return None
 
     def close(self) -> None:
         self._is_closed = True
@@ -245,9 +299,9 @@ def _work(desk: _Desk, replica: int) -> None:
         job = desk.next_job(replica)
         if job is None:
             return
-        context, execute, number, call, results = job
-        context.run(execute, number, call, results)
-        del job, context, execute, call, results  # they hold the strategy, which may be dropped meanwhile
+        context, execute = job
+        context.run(execute, replica)
+        del job, context, execute  # they hold the strategy, which may be dropped meanwhile
 
 
 def _deliver_pending_exception() -> None:

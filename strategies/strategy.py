@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from typing import Any, Self, final
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from variables.replica_context import (
     current,
     entered,
 )
+from variables.sharded_variable import ShardedVariable
 from variables.values import (
     DistributedValues,
     Mirrored,
@@ -209,7 +210,8 @@ class Strategy(ABC):
             ]
         else:
             calls = [partial(fn, *args, **kwargs) if args or kwargs else fn] * size
-        results = crew.threads.run(calls)
+        # A function may be made anew for each step, its code is the same one.
+        results = crew.threads.run(calls, getattr(fn, "__code__", type(fn)))
         return regroup(results, _snapshots)
 
     # ---------------------------------------------------- values of all replicas
@@ -355,7 +357,7 @@ class Strategy(ABC):
             group: whether the results become a `Mirrored`; otherwise a tuple of them.
 
         Raises:
-            ValueError: a variable of another strategy; a `PerReplica` for a variable with one component.
+            ValueError: a variable of another strategy, or a sharded one; a `PerReplica` for a variable with one component.
         """
         context = current.get()
         if isinstance(context, ReplicaContext):
@@ -366,6 +368,11 @@ class Strategy(ABC):
             )
         self._require_across("update")
         self._require_own(variable, "update")
+        if isinstance(variable, ShardedVariable):
+            raise ValueError(
+                f"update: got {variable.name}, whose {len(variable.shards)} shards need each its own part of the arguments; update "
+                "them one by one: for shard, part in zip(v.shards, v.split(array)): strategy.update(shard, fn, (part,))"
+            )
         kwargs = dict(kwargs or {})
         depth = 0 if context is None else context.depth
         components = variable.components
@@ -453,7 +460,7 @@ class Strategy(ABC):
         for crew in self._crews:
             crew.threads.close()
 
-    def __enter__(self) -> Strategy:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -18,6 +18,7 @@ CommunicationImplementation CommunicationOptions Communicator Device Hierarchica
 NcclAllReduce ReduceOp ReductionToOneDevice group_by_size to_dense
 """
 VARIABLES = """
+FixedShardsPartitioner MaxSizePartitioner MinSizePartitioner Partitioner ShardedVariable embedding_lookup
 CentralVariable LocalVariable Mirrored MirroredVariable PerReplica ReplicaContext ReplicaContextError SyncOnReadVariable
 Variable VariableAggregation VariableSynchronization assert_replicas_equal current_replica
 """

@@ -162,7 +162,7 @@ class ReplicaContext:
                 ``value`` may be None: this replica has no data.
 
         Returns:
-            The structure with reduced values: a new array for an array, a NumPy number for a number.
+            The structure with reduced values: a new array for an array, a number for a number.
 
         Raises:
             TypeError: a dtype that ``reduce_op`` has no meaning for.
@@ -181,7 +181,7 @@ class ReplicaContext:
         if dense:
             reduced = self.communicator.all_reduce_coalesced(arrays, op, name=name)
             for i, result in zip(dense, reduced, strict=True):
-                results[i] = result[()] if is_scalar(leaves[i]) else result
+                results[i] = _like(leaves[i], result)
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, IndexedSlices):
                 results[i] = all_reduce_slices(self.communicator, leaf, op)
@@ -274,6 +274,13 @@ def require_dense(value: Any, where: str) -> Array:
     # Some backends move raw memory, so what isn't numbers is refused by all of them.
     require_numbers(array.dtype, where)
     return array
+
+
+def _like(value: Any, result: Array) -> Any:
+    """A result in the kind of what was reduced: a Python number promotes other dtypes no more than one did before."""
+    if isinstance(value, np.generic):
+        return result[()]
+    return result.item() if is_scalar(value) else result
 
 
 def _identity(function: Callable[..., Any]) -> CodeType | object:

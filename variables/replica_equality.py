@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 import numpy as np
 
+from variables.sharded_variable import ShardedVariable
 from variables.variable import Variable
 
 
@@ -18,7 +20,10 @@ def assert_replicas_equal(variables: Variable | Iterable[Variable]) -> None:
     Raises:
         AssertionError: they differ; it names the variable, the copies and the first element that differs.
     """
-    for variable in [variables] if isinstance(variables, Variable) else variables:
+    variables = [variables] if isinstance(variables, Variable) else variables
+    for variable in chain.from_iterable(
+        one.shards if isinstance(one, ShardedVariable) else (one,) for one in variables
+    ):
         first, *others = [component.value() for component in variable.components]
         for number, other in enumerate(others, start=1):
             if first.tobytes() != other.tobytes():

@@ -164,7 +164,6 @@ def test_failures_at_random_places_reach_everybody_and_the_next_step_is_right(sw
                 outcomes.append(f"aborted by {error.__cause__!r}")
             finally:
                 meeting.end(member)
-            assert meeting.wait_until_all_ended(20) if member == 0 else True
         return outcomes
 
     told = in_threads(size, body)
@@ -330,13 +329,14 @@ def test_letters_outlive_their_sender() -> None:
 
 def test_a_member_may_end_while_others_only_compute() -> None:
     meeting = Rendezvous(2, 10)
-    meeting.end(0)
+    assert not meeting.end(0)
     assert meeting.failure is None
     assert meeting.has_ended(0)
     assert not meeting.has_ended(1)
-    assert not meeting.wait_until_all_ended(0.01)
-    meeting.end(1)
-    assert meeting.wait_until_all_ended(1)
+    assert meeting.num_ended == 1
+    assert meeting.end(1), "the last one is told that it is"
+    meeting.begin()
+    assert meeting.num_ended == 0
 
 
 def test_ending_at_once_after_a_meeting_disturbs_nobody_who_is_still_waking_up(switching_often: None) -> None:
@@ -351,7 +351,7 @@ def test_ending_at_once_after_a_meeting_disturbs_nobody_who_is_still_waking_up(s
             return result
 
         assert in_threads(size, body) == rotated(list(range(size)))
-        assert meeting.wait_until_all_ended(1)
+        assert meeting.num_ended == size
 
 
 # ------------------------------------------------------------------------------------------- words

@@ -25,7 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "case" not in metafunc.fixturenames:
+    if "recorded" not in metafunc.fixturenames:
         return
     # Without this folder on the command line pytest has not asked for our options.
     folder = Path(metafunc.config.getoption("--cases", default=None) or OWN)
@@ -39,7 +39,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 case = json.loads(line)
                 name = case["id"] if case["id"] not in cases else f"{case['id']} in {file.stem}"
                 cases[name] = case
-    metafunc.parametrize("case", cases.values(), ids=list(cases))
+    metafunc.parametrize("recorded", cases.values(), ids=list(cases))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -76,7 +76,7 @@ class Function:
 
     def __init__(self, params: list[str], body: list[Expression], env: Environment, interp: Interp) -> None:
         self._params = params
-        self._body = body
+        self.body = body
         self._env = env
         self._interp = interp
 
@@ -88,7 +88,7 @@ class Function:
             local.bind(name, value)
         for name, value in kwargs.items():
             local.bind(name, value)
-        return self._interp.block(self._body, local)
+        return self._interp.block(self.body, local)
 
 
 @final

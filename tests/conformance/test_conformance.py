@@ -35,24 +35,26 @@ OPTIMIZERS = {
 """Those that are there, and their settings."""
 
 
-def test_case_agrees_with_tensorflow(case: Case, pytestconfig: pytest.Config) -> None:
-    assert case["theme"] in {*THEMES, *LATER}, f"unknown theme {case['theme']!r}: add it to THEMES or LATER"
-    reason = why_not(case)
+def test_case_agrees_with_tensorflow(recorded: Case, pytestconfig: pytest.Config) -> None:
+    assert recorded["theme"] in {*THEMES, *LATER}, (
+        f"unknown theme {recorded['theme']!r}: add it to THEMES or LATER"
+    )
+    reason = why_not(recorded)
     if reason is not None:
-        pytest.skip(f"{case['theme']}: {reason}")
-    got = evaluate(case)
-    if same(case["expect"], got, case.get("tol")):
+        pytest.skip(f"{recorded['theme']}: {reason}")
+    got = evaluate(recorded)
+    if same(recorded["expect"], got, recorded.get("tol")):
         return
-    found = find(case, evaluate)
+    found = find(recorded, evaluate)
     for deviation, expected in found:
-        tol = deviation.tol or case.get("tol")
+        tol = deviation.tol or recorded.get("tol")
         pair = (sort_lists(expected), sort_lists(got)) if deviation.any_order else (expected, got)
         if same(*pair, tol):
             pytestconfig.stash[DEVIATED][deviation.name] += 1
             return
     decided = "".join(f"\n{d.name}: {json.dumps(expected)}" for d, expected in found)
     pytest.fail(
-        f"{case['what']}\nTensorFlow ({case['level']}): {json.dumps(case['expect'])}\n"
+        f"{recorded['what']}\nTensorFlow ({recorded['level']}): {json.dumps(recorded['expect'])}\n"
         f"ours: {json.dumps(got)}{decided}",
         pytrace=False,
     )

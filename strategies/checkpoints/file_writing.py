@@ -1,0 +1,144 @@
+"""Writes a checkpoint's file: whole and on the disk, or not at all.
+
+The bytes go to a partial file beside the target, from the memory in which they are, while a second thread computes
+their checksums. Once they are on the disk, one rename makes the partial file the checkpoint. Whoever opens it sees
+the old one or the new one, whenever the writer or the machine stops.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import os
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from collectives.arrays import Array
+from strategies.checkpoints.file_format import CHUNK_BYTES, SavedArray, header, in_file_order
+
+_MOST_BUFFERS = 256
+_ABANDONED_AFTER = 60.0
+"""Seconds after which an unlocked partial file has no writer: the lock comes right after the file."""
+
+
+def write_file(path: Path, arrays: Sequence[SavedArray], states: Mapping[str, Any]) -> None:
+    """Write a checkpoint; folders that are missing are made.
+
+    Args:
+        path: what stood there is replaced, when the new file is complete.
+        arrays: in any order.
+        states: what is saved beside the arrays, in JSON's terms.
+
+    Raises:
+        OSError: it can't be written; what stood at ``path`` still does.
+        ValueError: more names and states than the format allows.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(f"save: got {str(path)!r}, which is a folder; need the path of a file in it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}.partial")
+    file = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        # Says that somebody is at work on this file, for as long as that is true, even if it is killed.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        _write(file, in_file_order(arrays), states)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(file)
+    _sync_folder(path.parent)
+
+
+def _write(file: int, arrays: Sequence[SavedArray], states: Mapping[str, Any]) -> None:
+    pieces = [[_as_bytes(piece) for piece in array.pieces] for array in arrays]
+    with ThreadPoolExecutor(1, "checksums") as executor:
+        computing = executor.submit(lambda: [_checksums(of_array) for of_array in pieces])
+        _write_all(file, [memoryview(header(arrays, None, states)), *(p for each in pieces for p in each)])
+        checksums = computing.result()
+    by_name = {array.name: checksum for array, checksum in zip(arrays, checksums, strict=True)}
+    os.lseek(file, 0, os.SEEK_SET)
+    _write_all(file, [memoryview(header(arrays, by_name, states))])
+    os.fsync(file)
+
+
+def _as_bytes(piece: Array) -> memoryview:
+    # Through uint8, as Python's buffers know no bfloat16.
+    return memoryview(np.ascontiguousarray(piece).reshape(-1).view(np.uint8))
+
+
+def _checksums(pieces: Sequence[memoryview]) -> list[int]:
+    """Of each `CHUNK_BYTES` of the whole that the pieces make up."""
+    checksums: list[int] = []
+    room = 0
+    for piece in pieces:
+        start = 0
+        while start < len(piece):
+            if not room:
+                checksums.append(0)
+                room = CHUNK_BYTES
+            part = piece[start : start + room]
+            checksums[-1] = zlib.crc32(part, checksums[-1])
+            start += len(part)
+            room -= len(part)
+    return checksums
+
+
+def _write_all(file: int, buffers: Sequence[memoryview]) -> None:
+    for batch in _batches(buffers):
+        left = batch
+        while left:
+            written = os.writev(file, left)
+            while left and written >= len(left[0]):
+                written -= len(left.pop(0))
+            if left:
+                left[0] = left[0][written:]
+
+
+def _batches(buffers: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """Few system calls for many small buffers, and pieces of a large one: a call writes 2 GB at most."""
+    batch: list[memoryview] = []
+    size = 0
+    for buffer in buffers:
+        for start in range(0, len(buffer), CHUNK_BYTES):
+            part = buffer[start : start + CHUNK_BYTES]
+            if size + len(part) > CHUNK_BYTES or len(batch) == _MOST_BUFFERS:
+                yield batch
+                batch, size = [], 0
+            batch.append(part)
+            size += len(part)
+    yield batch
+
+
+def _sync_folder(folder: Path) -> None:
+    """Put the rename itself on the disk."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what killed writers of this path have left."""
+    for name in glob.glob(glob.escape(f"{path.parent}/.{path.name}.") + "*.partial"):
+        try:
+            file = os.open(name, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        try:
+            if time.time() - os.fstat(file).st_mtime > _ABANDONED_AFTER:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(name)
+        except (BlockingIOError, FileNotFoundError):
+            pass  # its writer lives, or somebody else has removed it
+        finally:
+            os.close(file)
