@@ -8,13 +8,15 @@ ARGS :=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 INSTALLED := $(VENV)/.installed
+FRAMEWORKS := $(VENV)/.frameworks
 
-.PHONY: help demo test bench lint format clean
+.PHONY: help demo test test-frameworks bench lint format clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo    train on handwritten digits over two replicas'
 	@echo 'make test    the tests, without the slow ones'
+	@echo 'make test-frameworks  those with PyTorch, JAX and autograd, which it installs: 2 GB'
 	@echo 'make bench   the benchmarks'
 	@echo 'make lint    format, style, types and layers, as CI checks them'
 	@echo 'make format  put the format and the simple lint findings right'
@@ -29,6 +31,11 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	@$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+
+# PyTorch for Linux comes with CUDA, some GB of it; PIP_INDEX_URL or PIP_FIND_LINKS can lead to a build for CPUs.
+test-frameworks: $(FRAMEWORKS)
+	@$(BIN)/python -m pytest -rs tests/collectives/test_frameworks.py tests/strategies/test_torch_modules.py \
+	  tests/examples/test_framework_examples.py tests/examples/test_examples.py $(ARGS)
 
 bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks $(ARGS)
@@ -66,4 +73,9 @@ $(INSTALLED): pyproject.toml | $(BIN)/pip
 	@echo "Installing xpdistribute and what its demo, tests and benchmarks need into $(VENV) (once; a minute or two) ..."
 	@$(PIP) install 'pip>=25.1'
 	@$(PIP) install --editable '.[demo,bench,checkpoint]' --group dev
+	@touch $@
+
+$(FRAMEWORKS): pyproject.toml | $(INSTALLED)
+	@echo "Installing PyTorch, JAX and autograd into $(VENV) (once; some minutes) ..."
+	@$(PIP) install --group frameworks
 	@touch $@

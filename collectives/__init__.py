@@ -1,6 +1,7 @@
 """How ranks talk: devices, arrays and the collectives between them."""
 
 from collectives.arrays import Array as Array
+from collectives.arrays import asarray as asarray
 from collectives.buckets import Buckets as Buckets
 from collectives.buckets import group_by_size as group_by_size
 from collectives.checked import CheckedCommunicator as CheckedCommunicator
@@ -15,7 +16,9 @@ from collectives.errors import CollectiveAbortedError as CollectiveAbortedError
 from collectives.errors import CollectiveError as CollectiveError
 from collectives.errors import CollectiveMismatchError as CollectiveMismatchError
 from collectives.errors import CollectiveTimeoutError as CollectiveTimeoutError
+from collectives.flight_recorder import FlightRecorder as FlightRecorder
 from collectives.in_process import InProcessCommunicator as InProcessCommunicator
 from collectives.indexed_slices import IndexedSlices as IndexedSlices
 from collectives.indexed_slices import to_dense as to_dense
 from collectives.reduce_op import ReduceOp as ReduceOp
+from collectives.traced import TracedCommunicator as TracedCommunicator

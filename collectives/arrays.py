@@ -32,6 +32,11 @@ def is_host(array: object) -> bool:
     return isinstance(array, np.ndarray)
 
 
+def is_cupy(value: object) -> bool:
+    """Whether this is a CuPy array or number; asking does not import CuPy."""
+    return type(value).__module__.partition(".")[0] == "cupy"
+
+
 def is_scalar(value: object) -> bool:
     """Whether this is a number outside an array: a Python one or NumPy's."""
     return isinstance(value, (bool, int, float, complex, np.generic))
@@ -49,11 +54,7 @@ def as_array(value: Any, where: str = "as_array") -> Array:
         TypeError: it does not hold numbers, or not in memory of its own.
         ModuleNotFoundError: it lies on a GPU and CuPy is not installed.
     """
-    if (
-        type(value) is np.ndarray
-        or isinstance(value, np.ndarray)
-        or type(value).__module__.partition(".")[0] == "cupy"
-    ):
+    if type(value) is np.ndarray or isinstance(value, np.ndarray) or is_cupy(value):
         return value  # type: ignore[no-any-return]  # a CuPy array, see Array
     library = library_of(value)
     if library is not None:
@@ -96,7 +97,7 @@ def array_like(array: Array, like: Any) -> Any:
     library = library_of(like)
     if library is not None:
         return library.from_array(array, like)
-    if _is_cupy(like):
+    if is_cupy(like):
         return import_module("cupy").asarray(array)
     return array if is_host(array) else array.get()  # type: ignore[attr-defined]  # CuPy's way to the host
 
@@ -115,7 +116,7 @@ def writable(out: Any, where: str) -> Array:
     Raises:
         TypeError: no array, so that nobody would ever see the result.
     """
-    if type(out) is np.ndarray or isinstance(out, np.ndarray) or _is_cupy(out) or library_of(out) is not None:
+    if type(out) is np.ndarray or isinstance(out, np.ndarray) or is_cupy(out) or library_of(out) is not None:
         return as_array(out, where)
     raise TypeError(f"{where}: got out={type(out).__name__}; need an array to write into")
 
@@ -149,7 +150,3 @@ def _from_dlpack(value: Any) -> Array:
         array: Array = import_module("cupy").from_dlpack(value)
         return array
     return np.asarray(value) if hasattr(value, "__array__") else np.from_dlpack(value)
-
-
-def _is_cupy(value: object) -> bool:
-    return type(value).__module__.partition(".")[0] == "cupy"

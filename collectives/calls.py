@@ -29,7 +29,7 @@ class Call(NamedTuple):
     @property
     def words(self) -> list[str]:
         """The detail, each part as a person reads it."""
-        return [_word(part) for part in self.detail]
+        return [word for word in map(_word, self.detail) if word]
 
     @property
     def arrays(self) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
@@ -45,9 +45,9 @@ class Call(NamedTuple):
         return sum(math.prod(shape) * dtype.itemsize for dtype, shape in arrays)
 
     @property
-    def is_end(self) -> bool:
-        """Whether it is the second half of the call before it, in which all wait until the work is done."""
-        return self.kind.startswith("the end of")
+    def is_continuation(self) -> bool:
+        """Whether it is another meeting of the call before it, such as the last one, when all have done their part."""
+        return self.kind.startswith("the ")
 
 
 def _word(part: Any) -> str:

@@ -75,7 +75,7 @@ class Communicator(ABC):
         op.require(array.dtype, "all_reduce")
         if out is None:
             return given_back(self._all_reduce([array], op, None, name)[0], given, like)
-        into = array if out is given else writable(out, "all_reduce")
+        into = writable(out, "all_reduce")
         _require_reduced(into, array, op)
         self._all_reduce([array], op, [into], name)
         return out
@@ -100,8 +100,8 @@ class Communicator(ABC):
         if len(outs) != len(arrays):
             raise ValueError(f"all_reduce: got {len(outs)} outs for {len(arrays)} arrays; need one each")
         into = []
-        for one, array, out in zip(given, arrays, outs, strict=True):
-            into.append(array if out is one else writable(out, "all_reduce"))
+        for array, out in zip(arrays, outs, strict=True):
+            into.append(writable(out, "all_reduce"))
             _require_reduced(into[-1], array, op)
         self._all_reduce(arrays, op, into, name)
         return list(outs)
@@ -138,7 +138,7 @@ class Communicator(ABC):
             return self._reduce(array, op, root, None)
         if out is None:
             return given_back(self._reduce(array, op, root, None), given, like)
-        into = array if out is given else writable(out, "reduce")
+        into = writable(out, "reduce")
         _require_out(into, array.shape, op, array.dtype, "reduce")
         self._reduce(array, op, root, into)
         return out
@@ -173,9 +173,7 @@ class Communicator(ABC):
 
     # ----------------------------------------------------------------- copies
 
-    def broadcast(
-        self, array: Array, root: int = 0, *, out: Array | None = None, like: Any = None
-    ) -> Array:
+    def broadcast(self, array: Array, root: int = 0, *, out: Array | None = None, like: Any = None) -> Array:
         """Every rank gets ``root``'s array.
 
         Args:
@@ -194,14 +192,12 @@ class Communicator(ABC):
         self._require_rank(root, "broadcast: root")
         if out is None:
             return given_back(self._broadcast(array, root, None), given, like)
-        into = array if out is given else writable(out, "broadcast")
+        into = writable(out, "broadcast")
         _require_like(into, array.shape, array.dtype, "broadcast")
         self._broadcast(array, root, into)
         return out
 
-    def all_gather(
-        self, array: Array, axis: int = 0, *, out: Array | None = None, like: Any = None
-    ) -> Array:
+    def all_gather(self, array: Array, axis: int = 0, *, out: Array | None = None, like: Any = None) -> Array:
         """The ranks' arrays one after the other, by rank; every rank gets the whole.
 
         Args:

@@ -146,7 +146,7 @@ class FlightRecorder:
             step, number, call, num_bytes, began, ended = record
             # A call that never ended is still waited for if nothing has come after it, here or with the others.
             state = "done" if ended else "waiting" if record is log[-1] and step == newest_step else "failed"
-            if call.is_end and calls and calls[-1].step == step:
+            if call.is_continuation and calls and calls[-1].step == step:
                 first = calls.pop()
                 calls.append(
                     RecordedCall(step, first.number, first.call, first.num_bytes, first.began, ended, state)
@@ -156,14 +156,12 @@ class FlightRecorder:
         return calls
 
     def last_calls(self, count: int = _SHOWN) -> str:
-        """Each member's last calls in words, a line each, the newest last."""
+        """Each member's last calls in words, the newest last."""
         lines = []
         for member in self.members:
             calls = self.calls(member)
-            listed = [_in_words(call) for call in calls[-count:]] if count > 0 else []
-            if len(calls) > count:
-                listed.insert(0, "…")
-            lines.append(f"  {self.noun} {member}: {'; '.join(listed) or 'no call yet'}")
+            lines.append(f"  {self.noun} {member}:" + ("" if calls else " no call yet"))
+            lines += [f"    {_in_words(call)}" for call in calls[max(0, len(calls) - count) :]]
         return f"the last calls of each {self.noun} (the newest last):\n" + "\n".join(lines)
 
     def dump(self, path: str | os.PathLike[str], failure: BaseException | None = None) -> None:

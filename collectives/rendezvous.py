@@ -236,7 +236,8 @@ class Rendezvous:
         with self._mutex:
             self._concluding = False
             self._calls = [None] * self.size
-            self._sequence += 1
+            if not call.is_continuation:
+                self._sequence += 1
             result, results[member] = results[member], None
             self._results = results
             self._open_all()

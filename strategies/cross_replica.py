@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from collectives.arrays import Array, as_array, describe
+from collectives.array_libraries import library_of
+from collectives.arrays import Array, as_array, describe, given_back
 from collectives.communicator import require_axis_from_start
 from collectives.indexed_slices import IndexedSlices, concatenate_slices
 from collectives.reduce_op import ReduceOp
@@ -50,7 +51,8 @@ def reduce_leaf(op: ReduceOp, value: Any, axis: Axis, num_replicas: int) -> Any:
         return reduce_components(op, components)
     if components is None:
         components = (value,) * num_replicas
-    return _reduce_axes(op, [require_dense(component, "reduce") for component in components], axes)
+    total = _reduce_axes(op, [require_dense(component, "reduce") for component in components], axes)
+    return _number_or_array(total, components[0])
 
 
 def reduce_components(op: ReduceOp, components: Sequence[Any]) -> Any:
@@ -62,7 +64,7 @@ def reduce_components(op: ReduceOp, components: Sequence[Any]) -> Any:
             )
         return concatenate_slices(components, op)
     result = reduce_arrays([as_array(component, "reduce") for component in components], op)
-    return result if result.ndim else result[()]
+    return _number_or_array(result, components[0])
 
 
 def gather_leaf(value: Any, axis: int) -> Any:
@@ -86,7 +88,7 @@ def gather_leaf(value: Any, axis: int) -> Any:
             raise ValueError(
                 f"gather: got {'; '.join(map(describe, arrays))}; need one dtype and shapes that differ on axis {axis} only"
             )
-    return np.concatenate(arrays, axis=axis)
+    return given_back(np.concatenate(arrays, axis=axis), components[0])
 
 
 def _reduce_equal(op: ReduceOp, value: Any, num_replicas: int) -> Any:
@@ -107,7 +109,12 @@ def _axes(axis: Axis) -> tuple[int, ...] | None:
     return tuple(int(a) for a in axes)
 
 
-def _reduce_axes(op: ReduceOp, arrays: Sequence[Array], axes: tuple[int, ...]) -> Any:
+def _number_or_array(result: Array, given: Any) -> Any:
+    """A result in the library of what was given; NumPy's scalars as numbers."""
+    return result[()] if result.ndim == 0 and library_of(given) is None else given_back(result, given)
+
+
+def _reduce_axes(op: ReduceOp, arrays: Sequence[Array], axes: tuple[int, ...]) -> Array:
     dtype = arrays[0].dtype
     op.require(dtype, "reduce")
     wide, result_dtype = op.accumulator_dtype(dtype), op.result_dtype(dtype)
@@ -123,5 +130,4 @@ def _reduce_axes(op: ReduceOp, arrays: Sequence[Array], axes: tuple[int, ...]) -
         # Elements count, not replicas; of none at all the mean is nan, as everywhere.
         with np.errstate(invalid="ignore", divide="ignore"):
             total = np.asarray(np.true_divide(total, count))
-    total = total.astype(result_dtype, copy=False)
-    return total if total.ndim else total[()]
+    return total.astype(result_dtype, copy=False)

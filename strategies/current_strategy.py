@@ -64,9 +64,11 @@ def all_reduce(
     return _replica("all_reduce").all_reduce(reduce_op, value, options, **named)
 
 
-def all_gather(value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+def all_gather(
+    value: Any, axis: int, options: CommunicationOptions | None = None, *, like: Any = None
+) -> Any:
     """`ReplicaContext.all_gather` of the current replica. Raises as `all_reduce`."""
-    return _replica("all_gather").all_gather(value, axis, options)
+    return _replica("all_gather").all_gather(value, axis, options, like=like)
 
 
 def merge_call(

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from collectives.arrays import as_array
-from variables.replica_context import current_replica
+from collectives.arrays import array_like, as_array, is_scalar
+from variables.replica_context import CrossReplicaContext, ReplicaContextError, current, current_replica
 
 
 def compute_average_loss(
@@ -19,18 +19,22 @@ def compute_average_loss(
     divide by the number of replicas once more.
 
     Args:
-        per_example_loss: shape ``(replica_batch, ...)``; it may be empty.
+        per_example_loss: shape ``(replica_batch, ...)``; it may be empty. PyTorch tensors, JAX arrays, traced ones too, and
+            autograd's boxes stay what they are, so that the result can be differentiated.
         sample_weight: weights that broadcast against it.
         global_batch_size: examples of all replicas together. None counts them, which in a step is a collective that all
             replicas take part in, and right for shares of unequal length.
 
     Returns:
-        A NumPy number: the (weighted) sum divided by the global batch size; 0 for an empty share.
+        A NumPy number, or a scalar of the library of the losses: the (weighted) sum divided by the global batch size; 0 for
+        an empty share.
 
     Raises:
         ValueError: a scalar loss, or a batch size that is not above 0.
     """
-    loss = as_array(per_example_loss, "compute_average_loss")
+    loss = per_example_loss
+    if not (hasattr(loss, "ndim") and hasattr(loss, "sum")):
+        loss = as_array(loss, "compute_average_loss")
     if loss.ndim == 0:
         raise ValueError(
             "compute_average_loss: got a scalar; need one loss for each example, shape (replica_batch, ...)"
@@ -45,8 +49,37 @@ def compute_average_loss(
             f"compute_average_loss: got global_batch_size={global_batch_size}; need a number above 0"
         )
     if sample_weight is not None:
-        weight = np.asarray(sample_weight, loss.dtype)
+        weight: Any = sample_weight
+        if isinstance(loss, np.ndarray):
+            weight = np.asarray(weight, loss.dtype)
+        elif is_scalar(weight):
+            weight = np.asarray(weight)[()]
+        elif not hasattr(weight, "reshape") or isinstance(weight, np.ndarray):
+            weight = array_like(as_array(weight, "compute_average_loss"), loss)
         loss = loss * (
             weight.reshape(weight.shape + (1,) * (loss.ndim - weight.ndim)) if weight.ndim else weight
         )
-    return np.sum(loss) / global_batch_size
+    return loss.sum() / global_batch_size
+
+
+def scale_regularization_loss(regularization_loss: Any) -> Any:
+    """This replica's part of a loss that is the same on all replicas, such as a penalty on the weights.
+
+    Summed over the replicas, as `compute_average_loss` is, it counts once and not once for each replica.
+
+    Args:
+        regularization_loss: a number, or an array of losses of any shape, which are added up.
+
+    Returns:
+        A NumPy number: the sum divided by the number of replicas; outside of any strategy the sum.
+
+    Raises:
+        ReplicaContextError: called across replicas, where no part is any replica's.
+    """
+    loss = as_array(regularization_loss, "scale_regularization_loss")
+    if isinstance(current.get(), CrossReplicaContext):
+        raise ReplicaContextError(
+            "scale_regularization_loss: called across replicas; it gives a replica's part — call it in the step"
+        )
+    replica = current_replica()
+    return np.sum(loss) / (1 if replica is None else replica.num_replicas_in_sync)

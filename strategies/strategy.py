@@ -14,8 +14,10 @@ from typing import Any, Self, final
 
 import numpy as np
 
+from collectives.arrays import asarray
 from collectives.communication_options import CommunicationOptions, CrossDeviceOps
 from collectives.devices import Device
+from collectives.flight_recorder import FlightRecorder
 from collectives.reduce_op import ReduceOp
 from collectives.rendezvous import Rendezvous
 from collectives.selection import local_communicators, require_available
@@ -25,6 +27,7 @@ from strategies.datasets.distributed_dataset_from_function import distribute_fro
 from strategies.datasets.input_options import AutoShardPolicy, InputContext, InputOptions
 from strategies.datasets.local_replicas import Place, keep
 from strategies.replica_threads import ReplicaThreads
+from strategies.tracing.trace import Trace
 from variables.central_variable import CentralVariable
 from variables.flat_memory import is_variable_memory
 from variables.local_variable import LocalVariable
@@ -46,6 +49,7 @@ from variables.values import (
     map_structure,
     regroup,
     select,
+    select_arguments,
 )
 from variables.variable import Variable, VariableSpec
 
@@ -78,6 +82,8 @@ class Strategy(ABC):
     A strategy serves one step at a time: a second thread waits for the first. It works in a forked child, with threads
     of its own. `close` ends its threads; they are daemons, and end with the strategy too.
     """
+
+    _trace: Trace | None
 
     _is_default = False
     """Whether it is the one that stands for no strategy."""
@@ -119,6 +125,16 @@ class Strategy(ABC):
     def devices(self) -> tuple[Device, ...]:
         """Where the replicas of this process run."""
         return self._devices
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that prints, logs and writes files: a strategy of one process is."""
+        return True
+
+    @property
+    def flight_recorder(self) -> FlightRecorder:
+        """The last collectives of each replica: what a hang or a mismatch is explained by."""
+        return self._recorder
 
     @property
     def extended(self) -> Strategy:
@@ -189,11 +205,13 @@ class Strategy(ABC):
 
     def _run(self, depth: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         crew = self._crew(depth)
+        if self._trace is not None:
+            fn = self._trace.traced(fn, depth)
         size = len(self._devices)
-        distributed = has_distributed(args) or (bool(kwargs) and has_distributed(kwargs))
+        selected = select_arguments(args, kwargs, size) if args or kwargs else None
         if size == 1:
-            if distributed:
-                args, kwargs = select(args, 0), select(kwargs, 0)
+            if selected is not None:
+                ((args, kwargs),) = selected
             rendezvous = crew.rendezvous
             rendezvous.begin()
             token = current.set(crew.contexts[0])
@@ -204,19 +222,47 @@ class Strategy(ABC):
             if result is None:
                 return None
             return _snapshot(result) if type(result) is np.ndarray else map_structure(_snapshot, result)
-        if distributed:
-            calls: list[Callable[[], Any]] = [
-                partial(fn, *select(args, i), **select(kwargs, i)) for i in range(size)
-            ]
+        calls: list[Callable[[], Any]]
+        if selected is not None:
+            calls = [partial(fn, *own_args, **own_kwargs) for own_args, own_kwargs in selected]
         else:
             calls = [partial(fn, *args, **kwargs) if args or kwargs else fn] * size
         # A function may be made anew for each step, its code is the same one.
         results = crew.threads.run(calls, getattr(fn, "__code__", type(fn)))
         return regroup(results, _snapshots)
 
+    @contextmanager
+    def trace(
+        self, path: str | os.PathLike[str] | None = None, *, max_events: int = 1_000_000
+    ) -> Iterator[Trace]:
+        """A block in which it is recorded what each replica does when.
+
+        Args:
+            path: of a file that Perfetto (ui.perfetto.dev) and Chrome open, ``.json`` or ``.json.gz``; written as a whole at
+                the end of the block, also when it is left by an error. None writes none.
+            max_events: a replica; a trace that reaches it records no further steps.
+
+        Yields:
+            The `Trace`; its ``summary()`` and ``save_plot(path)`` show it in the terminal and as a picture.
+
+        Raises:
+            RuntimeError: another trace of this strategy is being taken.
+            OSError: the file can't be written.
+            ReplicaContextError: inside a step.
+        """
+        self._require_across("trace")
+        tracks = [f"replica {replica} ({device})" for replica, device in enumerate(self._devices)]
+        trace = Trace(self._recorder, path, title=repr(self), tracks=tracks, max_events=max_events)
+        with trace:
+            self._trace = trace
+            try:
+                yield trace
+            finally:
+                self._trace = None
+
     # ---------------------------------------------------- values of all replicas
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Axis = None) -> Any:
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Axis = None, *, like: Any = None) -> Any:
         """One value out of all replicas' values.
 
         Args:
@@ -225,6 +271,8 @@ class Strategy(ABC):
             axis: None reduces elementwise over the replicas. An axis, or several, are reduced in every replica first; MEAN
                 then counts elements, not replicas, so shares of unequal length are weighted right and empty ones
                 drop out.
+            like: an array of the library that the results are to be of; None means that of ``value``: PyTorch tensors give
+                tensors, JAX arrays give JAX arrays.
 
         Returns:
             The structure with new arrays, or NumPy numbers for scalars.
@@ -238,16 +286,17 @@ class Strategy(ABC):
         self._require_across("reduce")
         size = self.num_replicas_in_sync
         if axis is None and size == 1 and not has_distributed(value) and not isinstance(value, Variable):
-            return value
-        return map_structure(lambda leaf: reduce_leaf(op, leaf, axis, size), value)
+            return value if like is None else map_structure(lambda leaf: _like(leaf, like), value)
+        return map_structure(lambda leaf: _like(reduce_leaf(op, leaf, axis, size), like), value)
 
-    def gather(self, value: Any, axis: int) -> Any:
+    def gather(self, value: Any, axis: int, *, like: Any = None) -> Any:
         """All replicas' arrays one after the other, by replica.
 
         Args:
             value: a `PerReplica` of arrays whose lengths along ``axis`` may differ, or a nested structure of them. A
                 plain value is returned as it is.
             axis: from 0.
+            like: as in `reduce`.
 
         Raises:
             ValueError: scalars, no such axis, other axes or dtypes that differ.
@@ -255,7 +304,7 @@ class Strategy(ABC):
             ReplicaContextError: inside a step.
         """
         self._require_across("gather")
-        return map_structure(lambda leaf: gather_leaf(leaf, axis), value)
+        return map_structure(lambda leaf: _like(gather_leaf(leaf, axis), like), value)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """The value's components, one for each replica of this process.
@@ -545,6 +594,8 @@ class Strategy(ABC):
     def _start_afresh(self) -> None:
         """At first, and in a forked child, which has none of the parent's threads."""
         self._crews: list[_Crew] = []
+        self._recorder = FlightRecorder(range(len(self._devices)), "replica")
+        self._trace = None
         self._running = threading.Lock()
 
 
@@ -554,7 +605,7 @@ class _Crew:
 
     def __init__(self, strategy: Strategy, depth: int) -> None:
         devices = strategy._devices
-        self.rendezvous = Rendezvous(len(devices), strategy._options.timeout, "replica")
+        self.rendezvous = Rendezvous(len(devices), strategy._options.timeout, "replica", strategy._recorder)
         ends = local_communicators(self.rendezvous, strategy._options, strategy._cross_device_ops)
         self.contexts = [
             ReplicaContext(strategy, i, i, end, self.rendezvous, depth) for i, end in enumerate(ends)
@@ -571,6 +622,10 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _like(result: Any, like: Any) -> Any:
+    return result if like is None else asarray(result, like=like)
 
 
 def _snapshot(leaf: Any) -> Any:

@@ -15,7 +15,7 @@ import variables
 COLLECTIVES = """
 Array Buckets CheckedCommunicator CollectiveAbortedError CollectiveError CollectiveMismatchError CollectiveTimeoutError
 CommunicationImplementation CommunicationOptions Communicator Device HierarchicalCopyAllReduce InProcessCommunicator IndexedSlices
-NcclAllReduce ReduceOp ReductionToOneDevice group_by_size to_dense
+FlightRecorder NcclAllReduce ReduceOp ReductionToOneDevice TracedCommunicator asarray group_by_size to_dense
 """
 VARIABLES = """
 FixedShardsPartitioner MaxSizePartitioner MinSizePartitioner Partitioner ShardedVariable embedding_lookup
@@ -23,11 +23,14 @@ CentralVariable LocalVariable Mirrored MirroredVariable PerReplica ReplicaContex
 Variable VariableAggregation VariableSynchronization assert_replicas_equal current_replica
 """
 STRATEGIES = """
+Checkpoint CheckpointError CheckpointManager CheckpointMismatchError PartialRestoreWarning PendingSave RestoreStatus Stateful
+about_checkpoint latest_checkpoint load_checkpoint
 AutoShardPolicy CentralStorageStrategy Dataset DatasetIterator DistributedDataset DistributedDatasetFromFunction
 GradientAggregation INFINITE_CARDINALITY InputContext InputOptions InputReplicationMode MirroredStrategy OneDeviceStrategy
-Optimizer OutOfRangeError RunOptions SGD Adam Strategy UNKNOWN_CARDINALITY UpdateRule ValueContext
+Optimizer OutOfRangeError ReplicatedModule RunOptions SGD Adam Strategy UNKNOWN_CARDINALITY UpdateRule ValueContext
 all_gather all_reduce compute_average_loss from_arrays from_generator get_replica_context get_strategy has_strategy
-in_cross_replica_context merge_call split_sizes
+Progress ScalarLogger Trace in_cross_replica_context merge_call print span split_sizes
+ReplicaGenerators SyncBatchNorm scale_regularization_loss sync_moments
 """
 
 

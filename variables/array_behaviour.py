@@ -96,12 +96,14 @@ class ArrayBehaviour(NDArrayOperatorsMixin):
         return array.copy() if copy else array
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        arrays = [x.value() if isinstance(x, ArrayBehaviour) else x for x in inputs]
+        if not kwargs and method == "__call__":  # an operator
+            return ufunc(*arrays)
         if any(isinstance(out, ArrayBehaviour) for out in kwargs.get("out", ())):
             self._refuse(f"{ufunc.__name__} with out=")
-        inputs = tuple(x.value() if isinstance(x, ArrayBehaviour) else x for x in inputs)
         if "where" in kwargs:
             kwargs["where"] = _unwrapped(kwargs["where"])
-        return getattr(ufunc, method)(*inputs, **kwargs)
+        return getattr(ufunc, method)(*arrays, **kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(kwargs.get("out"), ArrayBehaviour) or (

@@ -17,7 +17,16 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
-from collectives.arrays import Array, as_array, describe_kind, is_scalar, require_numbers
+from collectives.array_libraries import library_of
+from collectives.arrays import (
+    Array,
+    array_like,
+    as_array,
+    describe_kind,
+    given_back,
+    is_scalar,
+    require_numbers,
+)
 from collectives.communication_options import CommunicationOptions
 from collectives.communicator import Communicator, require_axis_from_start
 from collectives.indexed_slices import IndexedSlices, all_reduce_slices
@@ -149,17 +158,20 @@ class ReplicaContext:
         *,
         name: str | None = None,
         weight: float | None = None,
+        like: Any = None,
     ) -> Any:
         """Reduce over all replicas; every replica gets the result.
 
         Args:
             reduce_op: a `ReduceOp` or its name. Its docs tell the dtype of the result.
             value: a number, an array of the same shape and dtype on every replica, an `IndexedSlices`, or any nested
-                structure of these. Sparse values are concatenated by replica, not merged.
+                structure of these. PyTorch tensors and JAX arrays are not copied. Sparse values are concatenated by
+                replica, not merged.
             options: accepted for the sake of TensorFlow's signature; an in-process group needs none.
             name: must be the same on every replica; stands in error messages.
             weight: of this replica's value in a MEAN, which then is ``sum(weight * value) / sum(weight)``. With weight 0,
                 ``value`` may be None: this replica has no data.
+            like: an array of the library that the results are to be of; None means that of ``value``.
 
         Returns:
             The structure with reduced values: a new array for an array, a number for a number.
@@ -171,9 +183,9 @@ class ReplicaContext:
         del options
         op = ReduceOp.parse(reduce_op)
         if weight is not None:
-            return self._weighted_mean(op, value, weight, name)
+            return self._weighted_mean(op, value, weight, name, like)
         if isinstance(value, np.ndarray):  # by far the most frequent case
-            return self.communicator.all_reduce(value, op, name=name)
+            return self.communicator.all_reduce(value, op, name=name, like=like)
         leaves, rebuild = flatten(value)
         dense = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, IndexedSlices)]
         results = list(leaves)
@@ -181,13 +193,15 @@ class ReplicaContext:
         if dense:
             reduced = self.communicator.all_reduce_coalesced(arrays, op, name=name)
             for i, result in zip(dense, reduced, strict=True):
-                results[i] = _like(leaves[i], result)
+                results[i] = _like(leaves[i], result) if like is None else array_like(result, like)
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, IndexedSlices):
                 results[i] = all_reduce_slices(self.communicator, leaf, op)
         return rebuild(results)
 
-    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+    def all_gather(
+        self, value: Any, axis: int, options: CommunicationOptions | None = None, *, like: Any = None
+    ) -> Any:
         """All replicas' arrays one after the other, by replica; every replica gets the whole.
 
         Args:
@@ -195,6 +209,7 @@ class ReplicaContext:
                 between replicas; the other axes and the dtype agree.
             axis: from 0.
             options: as in `all_reduce`.
+            like: as in `all_reduce`.
 
         Raises:
             NotImplementedError: `IndexedSlices`.
@@ -205,11 +220,12 @@ class ReplicaContext:
 
         def gather(leaf: Any) -> Array:
             array = require_dense(leaf, "all_gather")
-            return self.communicator.all_gather(array, require_axis_from_start(array, axis, "all_gather"))
+            joined = self.communicator.all_gather(array, require_axis_from_start(array, axis, "all_gather"))
+            return given_back(joined, leaf, like)
 
         return map_structure(gather, value)
 
-    def _weighted_mean(self, op: ReduceOp, value: Any, weight: float, name: str | None) -> Any:
+    def _weighted_mean(self, op: ReduceOp, value: Any, weight: float, name: str | None, like: Any) -> Any:
         if op is not ReduceOp.MEAN:
             raise ValueError(f"all_reduce: got weight={weight} with {op.name}; need MEAN — or no weight")
         if not weight >= 0 or (value is None and weight):
@@ -236,7 +252,9 @@ class ReplicaContext:
         share = np.zeros(shape, wide) if array is None or not weight else array.astype(wide) * weight
         mean = self.communicator.all_reduce(share.astype(wide, copy=False), ReduceOp.SUM, name=name) / total
         mean = np.asarray(mean).astype(result_dtype, copy=False)
-        return mean[()] if is_scalar(value) or not shape else mean
+        if like is None and (is_scalar(value) or not shape) and library_of(value) is None:
+            return mean[()]
+        return given_back(mean, value, like)
 
 
 Context = ReplicaContext | CrossReplicaContext
@@ -280,7 +298,7 @@ def _like(value: Any, result: Array) -> Any:
     """A result in the kind of what was reduced: a Python number promotes other dtypes no more than one did before."""
     if isinstance(value, np.generic):
         return result[()]
-    return result.item() if is_scalar(value) else result
+    return result.item() if is_scalar(value) else given_back(result, value)
 
 
 def _identity(function: Callable[..., Any]) -> CodeType | object:

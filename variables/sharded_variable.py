@@ -18,6 +18,8 @@ from variables.partitioners import shard_sizes
 from variables.replica_context import Context, current
 from variables.variable import Variable, VariableSpec, Write, require_plain
 
+_CACHED_BYTES = 1 << 19
+
 
 @final
 class ShardedVariable(Variable):
@@ -190,20 +192,23 @@ class ShardedVariable(Variable):
         return np.concatenate(pieces)
 
     def _rows(self, rows: Array) -> Array:
-        """Rows by their numbers, of shape ``(num_rows,)`` and in range: one lookup in every shard."""
+        """Rows by their numbers, of shape ``(num_rows,)`` and in range."""
         context = current.get()
         result = np.empty((len(rows), *self.shape[1:]), self.dtype)
         for shard, offset, places in zip(self.shards, self.offsets, self._by_shard(rows), strict=True):
-            own = rows[places]
-            if not len(own):
+            local = rows[places] - offset
+            if not len(local):
                 continue
             values = shard._value_in(context)
-            local = own - offset
             if isinstance(places, slice):
-                # They are in range: with "clip" NumPy writes into the result itself, not into a copy first.
-                np.take(values, local, axis=0, out=result[places], mode="clip")
-            else:
-                result[places] = np.take(values, local, axis=0, mode="clip")
+                _take(values, local, result[places])
+                continue
+            # By way of memory that stays in the cache: new pages for a large shard's rows take longer than the rows.
+            length = max(1, _CACHED_BYTES // max(1, values.nbytes // len(values)))
+            cached = np.empty((min(length, len(local)), *self.shape[1:]), self.dtype)
+            for start in range(0, len(local), length):
+                piece = slice(start, start + length)
+                result[places[piece]] = _take(values, local[piece], cached[: len(local[piece])])
         return result
 
     def _by_shard(self, rows: Array) -> Sequence[slice | Array]:
@@ -212,8 +217,7 @@ class ShardedVariable(Variable):
             cuts = np.searchsorted(rows, self._bounds)
             return [slice(int(start), int(stop)) for start, stop in itertools.pairwise(cuts)]
         numbers = np.searchsorted(self._bounds[1:], rows, side="right")
-        if len(self.shards) <= np.iinfo(np.uint16).max:
-            numbers = numbers.astype(np.uint16)  # NumPy sorts these in linear time
+        numbers = numbers.astype(np.min_scalar_type(len(self.shards)))  # short ones are sorted in linear time
         order = np.argsort(numbers, kind="stable")
         return np.split(order, np.cumsum(np.bincount(numbers, minlength=len(self.shards)))[:-1])
 
@@ -287,6 +291,11 @@ def embedding_lookup(params: Any, ids: Any) -> Array:
     require_rows(ids.reshape(-1), len(table), where)
     result: Array = np.take(table, ids.astype(np.intp, copy=False), axis=0)
     return result
+
+
+def _take(values: Array, rows: Array, out: Array) -> Array:
+    # They are in range: with "clip" NumPy writes into the result itself, not into a copy first.
+    return np.take(values, rows, axis=0, out=out, mode="clip")
 
 
 def _ids(ids: Any, where: str) -> Array:

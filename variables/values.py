@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard, final
 
+import numpy as np
 import optree
 
 _CONTAINERS = (list, tuple, dict)
@@ -43,6 +44,10 @@ class Mirrored(DistributedValues):
     """Components that are equal."""
 
     __slots__ = ()
+
+
+_FLAT_KINDS = frozenset({PerReplica, np.ndarray, int, float, bool, str, type(None)})
+"""Kinds of arguments that hold nothing else that might be distributed."""
 
 
 def is_distributed(value: object) -> TypeGuard[DistributedValues]:
@@ -87,6 +92,23 @@ def select(structure: Any, local_replica_id: int) -> Any:
     return map_structure(
         lambda leaf: leaf.values[local_replica_id] if isinstance(leaf, DistributedValues) else leaf, structure
     )
+
+
+def select_arguments(
+    args: Sequence[Any], kwargs: Mapping[str, Any], num_replicas: int
+) -> list[tuple[Sequence[Any], Mapping[str, Any]]] | None:
+    """Each replica's arguments of a call, or None if there is no distributed value among them, at any depth."""
+    kinds = {type(arg) for arg in args}
+    if not kwargs and kinds <= _FLAT_KINDS:  # by far the most frequent case, at the start of every step
+        if PerReplica not in kinds:
+            return None
+        return [
+            (tuple([arg.values[i] if type(arg) is PerReplica else arg for arg in args]), kwargs)
+            for i in range(num_replicas)
+        ]
+    if not has_distributed(args) and not has_distributed(kwargs):
+        return None
+    return [(select(args, i), select(kwargs, i)) for i in range(num_replicas)]
 
 
 def regroup(

@@ -59,15 +59,14 @@ class SavedArray:
         name: in the file.
         shape: of the whole.
         dtype: of the whole.
-        pieces: arrays in host memory that make up the whole, one after the other in C order.
-        is_live: whether the pieces are memory that changes as training goes on.
+        pieces: arrays in host memory that make up the whole, one after the other in C order. They may change as
+            training goes on.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     pieces: Sequence[Array]
-    is_live: bool = True
 
     @property
     def num_bytes(self) -> int:
@@ -129,7 +128,8 @@ def dtype_named(name: str) -> np.dtype[Any]:
             raise ModuleNotFoundError(
                 "checkpoint: got bfloat16, which needs ml_dtypes; pip install 'xpdistribute[checkpoint]'"
             ) from error
-        return np.dtype(ml_dtypes.bfloat16)
+        dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return dtype
     return np.dtype(name)
 
 
@@ -200,3 +200,10 @@ def header(
             "keep large states in arrays"
         )
     return len(text).to_bytes(8, "little") + text
+
+
+def as_bytes(array: Array) -> memoryview:
+    """The memory of a C-contiguous array."""
+    # Through uint8, as Python's buffers know no bfloat16.
+    flat: Any = array.reshape(-1).view(np.uint8)
+    return memoryview(flat)

@@ -22,6 +22,7 @@ from strategies.checkpoints.file_format import (
     INDEX_CHECKSUM_KEY,
     INDEX_KEY,
     StoredArray,
+    as_bytes,
     dtype_named,
     num_chunks,
     stored_as,
@@ -112,7 +113,7 @@ class ArrayFile:
         tasks = []
         total = 0
         for name, skip, arrays in targets:
-            views = [memoryview(array.reshape(-1).view(np.uint8)) for array in arrays]
+            views = [as_bytes(array) for array in arrays]
             size = len(views[0])
             total += size
             start = self.arrays[name].start + skip

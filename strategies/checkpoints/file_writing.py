@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.arrays import Array
-from strategies.checkpoints.file_format import CHUNK_BYTES, SavedArray, header, in_file_order
+from strategies.checkpoints.file_format import CHUNK_BYTES, SavedArray, as_bytes, header, in_file_order
 
 _MOST_BUFFERS = 256
 _ABANDONED_AFTER = 60.0
@@ -59,7 +58,7 @@ def write_file(path: Path, arrays: Sequence[SavedArray], states: Mapping[str, An
 
 
 def _write(file: int, arrays: Sequence[SavedArray], states: Mapping[str, Any]) -> None:
-    pieces = [[_as_bytes(piece) for piece in array.pieces] for array in arrays]
+    pieces = [[as_bytes(np.ascontiguousarray(piece)) for piece in array.pieces] for array in arrays]
     with ThreadPoolExecutor(1, "checksums") as executor:
         computing = executor.submit(lambda: [_checksums(of_array) for of_array in pieces])
         _write_all(file, [memoryview(header(arrays, None, states)), *(p for each in pieces for p in each)])
@@ -68,11 +67,6 @@ def _write(file: int, arrays: Sequence[SavedArray], states: Mapping[str, Any]) -
     os.lseek(file, 0, os.SEEK_SET)
     _write_all(file, [memoryview(header(arrays, by_name, states))])
     os.fsync(file)
-
-
-def _as_bytes(piece: Array) -> memoryview:
-    # Through uint8, as Python's buffers know no bfloat16.
-    return memoryview(np.ascontiguousarray(piece).reshape(-1).view(np.uint8))
 
 
 def _checksums(pieces: Sequence[memoryview]) -> list[int]:

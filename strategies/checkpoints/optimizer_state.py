@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from collectives.arrays import Array
 from strategies.checkpoints.states import State
 from strategies.optimizers.optimizer import Optimizer
+from variables.sharded_variable import ShardedVariable
 from variables.variable import Variable
 
 
 def numbers_of(optimizer: Optimizer) -> State:
-    """All but the slots. A learning rate that is a function follows from the count and is the program's own."""
+    """All but the slots. A learning rate that is a function follows from the count, and is the program's own."""
     rate = optimizer.learning_rate
     return {
         "iterations": optimizer.iterations,
@@ -27,24 +27,24 @@ def restore_numbers(optimizer: Optimizer, state: State) -> None:
         ValueError: the state is of something else.
     """
     if not isinstance(state, Mapping) or not {"iterations", "learning_rate"} <= set(state):
-        raise ValueError(f"restore: got {state!r}; need iterations and learning_rate, the state of an optimizer")
+        raise ValueError(
+            f"restore: got {state!r}; need iterations and learning_rate, the state of an optimizer"
+        )
     optimizer.iterations = int(state["iterations"])
     if state["learning_rate"] is not None and not callable(optimizer.learning_rate):
         optimizer.learning_rate = float(state["learning_rate"])
 
 
-def slots_of(optimizer: Optimizer, variable: Variable) -> dict[str, Array]:
-    """The slots of a variable by name, live; none if the optimizer has never updated it."""
-    if not any(variable is known for known in optimizer.variables):
-        return {}
-    return new_slots_of(optimizer, variable)
+def known_variables(optimizer: Optimizer) -> dict[int, Variable]:
+    """The variables that an optimizer keeps slots of, by id; of a sharded one, its shards."""
+    return {id(variable): variable for variable in optimizer.variables}
 
 
-def new_slots_of(optimizer: Optimizer, variable: Variable) -> dict[str, Array]:
-    """The slots of a variable by name, live and writable, made if they aren't there yet."""
-    return {name: optimizer.slot(variable, name) for name in optimizer.rule.slots}
+def slots_of(optimizer: Optimizer, slot: str, variable: Variable) -> list[Array]:
+    """A slot of a variable, live and writable, made if it isn't there yet.
 
-
-def updated_by(optimizer: Optimizer) -> tuple[Any, ...]:
-    """The variables that an optimizer keeps slots of."""
-    return tuple(optimizer.variables)
+    Returns:
+        The arrays of the shards, in order; of a variable that isn't sharded there is one.
+    """
+    parts = variable.shards if isinstance(variable, ShardedVariable) else (variable,)
+    return [optimizer.slot(part, slot) for part in parts]

@@ -11,7 +11,11 @@ import numpy as np
 from strategies.checkpoints.states import State
 
 RandomSource: TypeAlias = (
-    np.random.Generator | np.random.BitGenerator | np.random.RandomState | np.random.SeedSequence | random.Random
+    np.random.Generator
+    | np.random.BitGenerator
+    | np.random.RandomState
+    | np.random.SeedSequence
+    | random.Random
 )
 _TYPES = (
     np.random.Generator,
@@ -82,7 +86,9 @@ def _kind(source: RandomSource) -> str:
 def _seeds(sequence: np.random.SeedSequence) -> dict[str, Any]:
     entropy: Any = sequence.entropy
     return {
-        "entropy": entropy if entropy is None or isinstance(entropy, int) else [int(word) for word in entropy],
+        "entropy": entropy
+        if entropy is None or isinstance(entropy, int)
+        else [int(word) for word in entropy],
         "spawn_key": [int(word) for word in sequence.spawn_key],
         "spawned": sequence.n_children_spawned,
     }

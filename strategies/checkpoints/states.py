@@ -37,7 +37,9 @@ class Stateful(Protocol):
 
 def is_plain(value: object) -> bool:
     """Whether this is a number, a string, a boolean or None, or NumPy's scalar of one."""
-    return isinstance(value, (*_PLAIN, np.bool_, np.number)) and not isinstance(value, (complex, np.complexfloating))
+    return isinstance(value, (*_PLAIN, np.bool_, np.number)) and not isinstance(
+        value, (complex, np.complexfloating)
+    )
 
 
 def is_data(value: object) -> bool:

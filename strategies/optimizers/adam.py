@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import Unpack, final
 
 import numpy as np
 
 from collectives.arrays import Array
-from strategies.optimizers.optimizer import GradientAggregation, LearningRate, Optimizer
+from strategies.optimizers.optimizer import LearningRate, Optimizer, OptimizerOptions, UndecayedOptions
 from strategies.optimizers.update_rule import UpdateRule
 
 
@@ -20,9 +20,7 @@ def Adam(  # noqa: N802  # named as the classes of other libraries, whose place 
     beta_2: float = 0.999,
     epsilon: float = 1e-7,
     amsgrad: bool = False,
-    *,
-    gradient_aggregation: GradientAggregation | str = GradientAggregation.SUM,
-    name: str = "Adam",
+    **options: Unpack[OptimizerOptions],
 ) -> Optimizer:
     """Adam (Kingma and Ba, arXiv:1412.6980), in the form with epsilon outside the bias correction, as Keras has it.
 
@@ -35,19 +33,50 @@ def Adam(  # noqa: N802  # named as the classes of other libraries, whose place 
         beta_2: decay of the second moment, likewise.
         epsilon: above 0; keeps the division finite.
         amsgrad: divide by the largest second moment so far (Reddi et al. 2018).
-        gradient_aggregation: how the replicas' gradients become one, SUM or MEAN.
-        name: for error messages and checkpoints.
+        options: what all optimizers have; see `Optimizer`.
 
     Raises:
         ValueError: a number outside of its range.
     """
+    options.setdefault("name", "Adam")
+    return Optimizer(_rule("Adam", beta_1, beta_2, epsilon, amsgrad), learning_rate, **options)
+
+
+def AdamW(  # noqa: N802  # as above
+    learning_rate: LearningRate = 0.001,
+    weight_decay: float = 0.004,
+    beta_1: float = 0.9,
+    beta_2: float = 0.999,
+    epsilon: float = 1e-7,
+    amsgrad: bool = False,
+    **options: Unpack[UndecayedOptions],
+) -> Optimizer:
+    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101): ``w -= learning_rate * weight_decay * w`` first.
+
+    Args:
+        learning_rate: a number, or a function of the number of updates before this one.
+        weight_decay: >= 0.
+        beta_1: as in `Adam`.
+        beta_2: as in `Adam`.
+        epsilon: as in `Adam`.
+        amsgrad: as in `Adam`.
+        options: what all optimizers have; see `Optimizer`.
+
+    Raises:
+        ValueError: a number outside of its range.
+    """
+    rule = _rule("AdamW", beta_1, beta_2, epsilon, amsgrad)
+    options.setdefault("name", "AdamW")
+    return Optimizer(rule, learning_rate, weight_decay=weight_decay, **options)
+
+
+def _rule(where: str, beta_1: float, beta_2: float, epsilon: float, amsgrad: bool) -> AdamRule:
     for what, beta in (("beta_1", beta_1), ("beta_2", beta_2)):
         if not 0 <= beta < 1:
-            raise ValueError(f"Adam: got {what}={beta}; need a number from 0 to below 1")
+            raise ValueError(f"{where}: got {what}={beta}; need a number from 0 to below 1")
     if not epsilon > 0:
-        raise ValueError(f"Adam: got epsilon={epsilon}; need a number above 0")
-    rule = AdamRule(beta_1, beta_2, epsilon, amsgrad)
-    return Optimizer(rule, learning_rate, gradient_aggregation=gradient_aggregation, name=name)
+        raise ValueError(f"{where}: got epsilon={epsilon}; need a number above 0")
+    return AdamRule(beta_1, beta_2, epsilon, amsgrad)
 
 
 @final

@@ -1,10 +1,10 @@
-"""The memory that gradients and slots lie in, and which of it a set of variables takes up."""
+"""The memory that gradients and slots lie in, and how a set of variables divides it."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, final
 
@@ -12,7 +12,11 @@ import numpy as np
 
 from collectives.arrays import Array
 from variables.flat_memory import Block, Place
+from variables.sharded_variable import ShardedVariable
 from variables.variable import Variable
+
+_LARGE_BYTES = 1 << 15
+"""From this size on, a gradient is read where it is; smaller ones are copied together, to be worked on as one array."""
 
 
 @final
@@ -29,12 +33,14 @@ class BlockState:
         self._fills = slots
         self._filled: set[int] = set()
         self.block = block
+        # Memory that is never touched takes no room.
         self.gradients = [block.like() for _ in range(num_replicas)]
         self.slots = {name: block.like() for name in slots}
 
     def begin(self, place: Place) -> None:
         """Fill the slots of a variable that is updated for the first time."""
-        if place.start in self._filled:
+        # One without elements starts where the next one does, which must be filled all the same.
+        if place.start in self._filled or place.start == place.stop:
             return
         self._filled.add(place.start)
         for name, fill in self._fills.items():
@@ -44,42 +50,42 @@ class BlockState:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Run:
-    """Variables that lie one after the other in one block, so that they are updated as one array.
+class Segment:
+    """Variables that lie one after the other in one block, so that they are updated as one array; or one large one.
 
     Attributes:
         state: of their block.
         start: where the first one begins.
         stop: where the last one ends.
         order: their positions among the variables that were asked for, in the order in which they lie.
-        is_all_in_order: whether these are all that were asked for, in the order asked for.
-        shapes: theirs, in the order in which they lie.
+        shapes: theirs.
         padding: zeros for the gap after each of them.
+        is_large: whether it is one large variable, whose gradient is read where it is.
     """
 
     state: BlockState
     start: int
     stop: int
     order: tuple[int, ...]
-    is_all_in_order: bool
     shapes: list[tuple[int, ...]]
     padding: list[Array]
+    is_large: bool
 
-    def expects(self, gradients: Sequence[Any]) -> bool:
-        """Whether these are plain arrays of the shapes and the dtype of the variables."""
-        return (
-            set(map(type, gradients)) == {np.ndarray}
-            and list(map(_SHAPE, gradients)) == self.shapes
-            and set(map(_DTYPE, gradients)) == {self.state.block.dtype}
-        )
+    def at(self, positions: Sequence[int]) -> Segment:
+        """The same, where the variables asked for are some of a longer sequence, at these positions."""
+        return replace(self, order=tuple(positions[index] for index in self.order))
+
+    def has_arrays(self, gradients: Sequence[Any]) -> bool:
+        """Whether these are plain arrays of the shapes of the variables."""
+        return set(map(type, gradients)) == {np.ndarray} and list(map(_SHAPE, gradients)) == self.shapes
 
     def parameters(self) -> list[Array]:
         """Every copy's parameters, flat."""
         return [copy[self.start : self.stop] for copy in self.state.block.copies]
 
-    def gradients(self) -> list[Array]:
-        """Every replica's gradients, flat."""
-        return [gradients[self.start : self.stop] for gradients in self.state.gradients]
+    def gradients(self, replica: int) -> Array:
+        """One replica's gradients, flat."""
+        return self.state.gradients[replica][self.start : self.stop]
 
     def slots(self) -> dict[str, Array]:
         """The slots, flat, by name."""
@@ -97,7 +103,7 @@ class GradientMemory:
     def __init__(self, slots: Mapping[str, float]) -> None:
         self._slots = slots
         self._states: dict[int, BlockState] = {}
-        self._num_replicas: dict[int, int] = {}
+        self.variables: dict[int, Variable] = {}
 
     def state_of(self, variable: Variable, num_replicas: int) -> BlockState:
         """The gradients and slots of the block that a variable lies in."""
@@ -106,48 +112,72 @@ class GradientMemory:
         if state is None:
             state = self._states[id(place.block)] = BlockState(place.block, num_replicas, self._slots)
         state.begin(place)
+        self.variables.setdefault(id(variable), variable)
         return state
 
-    def runs(self, variables: Sequence[Variable], num_replicas: int) -> list[Run]:
-        """The fewest runs that hold these variables, each once."""
-        placed = [
-            (self.state_of(variable, num_replicas), place_of(variable), i)
-            for i, variable in enumerate(variables)
-        ]
+    def segments(self, variables: Sequence[Variable], num_replicas: int, *, whole: bool) -> list[Segment]:
+        """The fewest segments that hold these variables, each once.
+
+        Args:
+            variables: in the caller's order.
+            num_replicas: that have gradients.
+            whole: whether each variable is to have a segment of its own.
+        """
+        placed = [(self.state_of(v, num_replicas), place_of(v), i) for i, v in enumerate(variables)]
         placed.sort(key=lambda entry: (id(entry[0]), entry[1].start))
-        runs: list[list[tuple[BlockState, Place, int]]] = []
+        groups: list[list[_Entry]] = []
         for entry in placed:
-            state, place, _ = entry
-            if runs and runs[-1][-1][0] is state and state.block.follows(runs[-1][-1][1], place):
-                runs[-1].append(entry)
+            if not whole and groups and _continues(groups[-1], entry):
+                groups[-1].append(entry)
             else:
-                runs.append([entry])
-        # The order must not depend on addresses: all replicas reduce the runs in it.
-        runs.sort(key=lambda run: min(entry[2] for entry in run))
-        return [_run(entries, len(variables)) for entries in runs]
+                groups.append([entry])
+        # The order must not depend on addresses, which differ from run to run.
+        groups.sort(key=lambda group: min(entry[2] for entry in group))
+        return [_segment(group) for group in groups]
+
+
+_Entry = tuple[BlockState, Place, int]
 
 
 def place_of(variable: Variable) -> Place:
-    """Where a variable lies in flat memory."""
+    """Where a variable lies in flat memory.
+
+    Raises:
+        TypeError: a sharded variable, which lies in several places.
+    """
+    if isinstance(variable, ShardedVariable):
+        raise TypeError(
+            f"optimizer: got {variable.name}, which lies in {len(variable.shards)} pieces; need one of its shards: "
+            f"for shard in {variable.name}.shards"
+        )
     place: Any = getattr(variable, "place")  # noqa: B009  # every kind that optimizers can update has it
     assert isinstance(place, Place)
     return place
 
 
-def _run(entries: Sequence[tuple[BlockState, Place, int]], num_asked_for: int) -> Run:
+def _is_large(state: BlockState, place: Place) -> bool:
+    return (place.stop - place.start) * state.block.dtype.itemsize >= _LARGE_BYTES
+
+
+def _continues(group: Sequence[_Entry], entry: _Entry) -> bool:
+    state, last, _ = group[-1]
+    follows = entry[0] is state and state.block.follows(last, entry[1])
+    return follows and not _is_large(state, last) and not _is_large(state, entry[1])
+
+
+def _segment(entries: Sequence[_Entry]) -> Segment:
     state = entries[0][0]
     places = [place for _, place, _ in entries]
-    order = tuple(index for *_, index in entries)
     gaps = [after.start - before.stop for before, after in itertools.pairwise(places)]
-    return Run(
+    return Segment(
         state,
         places[0].start,
         places[-1].stop,
-        order,
-        order == tuple(range(num_asked_for)),
+        tuple(index for *_, index in entries),
         [place.shape for place in places],
         [np.zeros(gap, state.block.dtype) for gap in (*gaps, 0)],
+        _is_large(state, places[0]),
     )
 
 
-_SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
+_SHAPE = attrgetter("shape")

@@ -1,23 +1,25 @@
-"""Applies gradients: checks them, puts them into flat memory and has them brought together and applied there."""
+"""Applies gradients: brings the replicas' together and lets an update rule loose on flat memory."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from operator import attrgetter
-from typing import Any, final
+from typing import Any, TypedDict, final
 
-import numpy as np
-
-from collectives.arrays import Array, as_array, describe
-from collectives.indexed_slices import IndexedSlices, require_rows
+from collectives.arrays import Array
 from collectives.reduce_op import ReduceOp, parse_member
-from strategies.optimizers.gradient_memory import GradientMemory, Run, place_of
-from strategies.optimizers.plan import Plan
+from collectives.rendezvous import Call
+from strategies.optimizers.clipping import Clipping
+from strategies.optimizers.contribution import Contribution, checked_slices
+from strategies.optimizers.gradient_memory import GradientMemory, place_of
+from strategies.optimizers.plan import Plan, Settings, Update
+from strategies.optimizers.sparse_rows import SparseRows, reduced_slices
 from strategies.optimizers.update_rule import UpdateRule
 from variables.local_variable import LocalVariable
 from variables.replica_context import ReplicaContext, ReplicaContextError, current
+from variables.sharded_variable import ShardedVariable
 from variables.variable import Variable
 
 LearningRate = float | Callable[[int], float]
@@ -36,19 +38,44 @@ class GradientAggregation(Enum):
         return ReduceOp[self.name]
 
 
+class UndecayedOptions(TypedDict, total=False):
+    """What all optimizers take by keyword, but for the weight decay; `Optimizer` says what it means."""
+
+    gradient_aggregation: GradientAggregation | str
+    clipvalue: float | None
+    clipnorm: float | None
+    global_clipnorm: float | None
+    name: str
+
+
+class OptimizerOptions(UndecayedOptions, total=False):
+    """What most optimizers take by keyword."""
+
+    weight_decay: float
+
+
 @final
 class Optimizer:
     """Updates variables by gradients, the same on all replicas.
 
-    Gradients are brought together in flat memory, one array for all variables that lie side by side, and updated there
-    in a few operations, however many variables there are. `SGD`, `Adam` and the others make one.
+    Small variables are brought together in flat memory and updated as one array; large ones are read where they are.
+    Slots exist once, whatever the number of replicas. `SGD`, `Adam` and the others make one.
 
     Args:
         rule: the algorithm.
         learning_rate: a number, or a function of the number of updates before this one.
         gradient_aggregation: how the replicas' gradients become one. With SUM, as in TensorFlow, losses are divided by the
             global batch size; with MEAN by the replica's.
+        weight_decay: before each update, parameters are multiplied by ``1 - learning_rate * weight_decay``; of variables with
+            sparse gradients only the rows that are updated.
+        clipvalue: bound on each element of the gradients. As the other bounds, of which only one may be given, it applies to
+            the replicas' gradients brought together, not to each replica's.
+        clipnorm: bound on the norm of each variable's gradient.
+        global_clipnorm: bound on the norm of all gradients together.
         name: for error messages and checkpoints.
+
+    Raises:
+        ValueError: a number outside of its range.
     """
 
     def __init__(
@@ -57,20 +84,33 @@ class Optimizer:
         learning_rate: LearningRate,
         *,
         gradient_aggregation: GradientAggregation | str = GradientAggregation.SUM,
+        weight_decay: float = 0.0,
+        clipvalue: float | None = None,
+        clipnorm: float | None = None,
+        global_clipnorm: float | None = None,
         name: str = "optimizer",
     ) -> None:
+        if not weight_decay >= 0:
+            raise ValueError(f"{name}: got weight_decay={weight_decay}; need a number >= 0")
+        op = parse_member(GradientAggregation, gradient_aggregation, "gradient_aggregation").op
         self.name = name
         self.rule = rule
-        self._op = parse_member(GradientAggregation, gradient_aggregation, "gradient_aggregation").op
+        self.iterations = 0
         self.learning_rate = learning_rate
+        self._settings = Settings(rule, op, Clipping(clipvalue, clipnorm, global_clipnorm), weight_decay)
         self._memory = GradientMemory(rule.slots)
-        self._plans: dict[tuple[Any, ...], Plan] = {}
-        self._iterations = 0
-        self._mutex = threading.Lock()
+        self._hands_out = False
+        self._undecayed: set[int] = set()
+        self._known: dict[int, Variable] = {}
+        self._groups: dict[tuple[int, ...], _Group] = {}
+        self._mutex = threading.RLock()
+
+    iterations: int
+    """How many updates there have been."""
 
     @property
     def learning_rate(self) -> LearningRate:
-        """The number, or the function; to be set between steps, on all replicas alike."""
+        """The number, or the function; to be set between steps."""
         return self._learning_rate
 
     @learning_rate.setter
@@ -81,15 +121,43 @@ class Optimizer:
             )
         self._learning_rate = learning_rate
 
+    # --------------------------------------------------------------- variables
+
     @property
-    def iterations(self) -> int:
-        """How many updates there have been."""
-        return self._iterations
+    def variables(self) -> tuple[Variable, ...]:
+        """Those that it updates, a sharded one as its shards: set by `build`, or by the first update."""
+        return tuple(self._known.values())
+
+    def build(self, variables: Iterable[Variable]) -> None:
+        """Say which variables there are to update, before the first update or, to add some, later.
+
+        Args:
+            variables: all, or more of them; sharded ones too.
+        """
+        with self._mutex:
+            for variable in variables:
+                for part in variable.shards if isinstance(variable, ShardedVariable) else (variable,):
+                    self._known[id(part)] = part
+
+    def exclude_from_weight_decay(self, variables: Iterable[Variable]) -> None:
+        """Spare variables, such as biases, the weight decay. To be called before the first update.
+
+        Raises:
+            RuntimeError: there have been updates.
+        """
+        if self._groups:
+            raise RuntimeError(
+                f"{self.name}.exclude_from_weight_decay: called after updates; call it before the first"
+            )
+        for variable in variables:
+            parts = variable.shards if isinstance(variable, ShardedVariable) else (variable,)
+            self._undecayed.update(map(id, parts))
+            self.build([variable])
 
     def gradient(self, variable: Variable) -> Array:
         """Where this replica's gradient of a variable lies, to be written into with ``out=``.
 
-        A gradient that is there already is not copied by `apply_gradients`, which reads it only.
+        A gradient that is there already is not copied by `apply_gradients`. What stands there afterwards is arbitrary.
 
         Returns:
             A writable array of the variable's shape and dtype; the same memory at every call.
@@ -97,26 +165,31 @@ class Optimizer:
         Raises:
             ReplicaContextError: called across replicas.
             ValueError: a variable of another strategy.
+            TypeError: a sharded variable, whose gradients lie with its shards.
         """
-        replica, num_replicas = self._replica([variable], "gradient")
+        replica = self._require_replica([variable], "gradient")
+        self._hands_out = True
         with self._mutex:
-            state = self._memory.state_of(variable, num_replicas)
-        return place_of(variable).view(state.gradients[replica])
+            state = self._memory.state_of(variable, 1 if replica is None else replica.rendezvous.size)
+        return place_of(variable).view(state.gradients[0 if replica is None else replica.local_replica_id])
 
     def slot(self, variable: Variable, name: str) -> Array:
-        """What the rule remembers of a variable, such as its momentum; one for all replicas.
+        """What the rule remembers of a variable, such as its momentum; one for all replicas, and writable.
 
         Raises:
             KeyError: the rule has no slot of that name.
+            TypeError: a sharded variable, whose slots lie with its shards.
         """
+        if name not in self.rule.slots:
+            raise KeyError(
+                f"{self.name}.slot: got {name!r}; the slots are {', '.join(self.rule.slots) or 'none'}"
+            )
         num_replicas = 1 if variable.owner is None else variable.owner.num_replicas_in_sync
         with self._mutex:
             state = self._memory.state_of(variable, num_replicas)
-        if name not in state.slots:
-            raise KeyError(
-                f"{self.name}.slot: got {name!r}; the slots are {', '.join(state.slots) or 'none'}"
-            )
         return place_of(variable).view(state.slots[name])
+
+    # ----------------------------------------------------------------- updates
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Variable]]) -> None:
         """Bring the gradients together over the replicas, then update every copy of the variables.
@@ -126,51 +199,168 @@ class Optimizer:
 
         Args:
             grads_and_vars: pairs of a gradient, of its variable's shape, and the variable. A gradient may be an array, a
-                number, or `IndexedSlices`, whose rows of one index add up. A pair with None is left out, on all
-                replicas.
+                number, or `IndexedSlices`: rows of one index add up, and only rows that have a gradient, and their slots,
+                are updated. None on all replicas leaves the variable alone; None on some counts as zero, with a warning
+                the first time.
 
         Raises:
-            ValueError: no gradients; a gradient of another shape; a variable given twice, of another strategy, or made
-                outside of the strategy's scope.
+            ValueError: no gradients; a gradient of another shape; a variable given twice, of another strategy, made
+                outside of the strategy's scope, or unknown: not among those of the first update or of `build`.
             TypeError: a gradient that does not cast to the variable's dtype.
             ReplicaContextError: called across replicas.
         """
-        pairs = [pair for pair in grads_and_vars if pair[0] is not None]
+        self.apply_scaled_gradients(grads_and_vars, None)
+
+    def apply_scaled_gradients(
+        self, grads_and_vars: Iterable[tuple[Any, Variable]], loss_scale: Callable[[], float] | None
+    ) -> bool:
+        """`apply_gradients` of gradients that were multiplied by a loss scale, unless any of them is not finite.
+
+        Args:
+            grads_and_vars: as in `apply_gradients`.
+            loss_scale: gives the scale; called once for all replicas. None if they were not multiplied, and are not
+                looked at.
+
+        Returns:
+            Whether the update was made, the same on all replicas.
+        """
+        pairs = list(grads_and_vars)
         if not pairs:
             raise ValueError(
-                f"{self.name}.apply_gradients: got no gradients; need at least one pair that is not None"
+                f"{self.name}.apply_gradients: got no gradients; need pairs (gradient, variable)"
             )
         gradients, variables = zip(*pairs, strict=True)
         context = current.get()
         replica = context if isinstance(context, ReplicaContext) else None
-        plan = self._plan(variables, replica)
+        key = (0 if replica is None else id(replica.strategy), *map(id, variables))
+        group = self._groups.get(key)
+        if group is None:
+            if any(isinstance(variable, ShardedVariable) for variable in variables):
+                return self.apply_scaled_gradients(_without_shards(pairs), loss_scale)
+            group = self._new_group(key, variables, replica)
         number = 0 if replica is None else replica.local_replica_id
-        for run in plan.runs:
-            self._pack(run, gradients, variables, number)
-        if replica is None or plan.num_replicas == 1:
-            self._begin_update(plan)
+        contribution = Contribution(gradients, number, self._hands_out)
+        if not contribution.missing:
+            plan = group.plan(contribution.sparse)
+            contribution.pack(plan.segments, group.variables, group.where)
+        if replica is None or group.num_replicas == 1:
+            plan = self._begin(group, [contribution], loss_scale)
+            return self._run(plan, number)
+
+        def conclude(contributions: list[Contribution]) -> list[tuple[Plan, bool]]:
+            plan = self._begin(group, contributions, loss_scale)
+            is_made = plan.is_shared or self._run(plan, number)
+            return [(plan, is_made)] * len(contributions)
+
+        # The memory of all replicas is in this process, so reducing and updating are one walk through it, or two.
+        plan, is_made = replica.rendezvous.meet(number, group.call, contribution, conclude)
+        return self._share(plan, replica, group) if plan.is_shared else is_made
+
+    def _share(self, plan: Plan, replica: ReplicaContext, group: _Group) -> bool:
+        """Take part in an update that all replicas' threads make together."""
+        meet, number = replica.rendezvous.meet, replica.local_replica_id
+        try:
+            if plan.has_two_walks:
+                plan.reduce(number)
+                size = group.num_replicas
+                if not meet(number, group.between, None, lambda _: [plan.decide()] * size):
+                    return False
             plan.update(number)
-            return
+        except BaseException as failure:
+            replica.rendezvous.abort(failure)
+            raise
+        meet(number, group.end, None, self._finish)
+        return True
 
-        def conclude(_: list[Any]) -> list[bool]:
-            self._begin_update(plan)
-            if not plan.is_shared:
-                plan.update(number)
-            return [plan.is_shared] * plan.num_replicas
+    def _finish(self, values: list[None]) -> list[None]:
+        self.iterations += 1
+        return values
 
-        # The memory of all replicas is in this process, so reducing and updating are one walk through it.
-        if replica.rendezvous.meet(number, plan.call, None, conclude):
-            try:
-                plan.update(number)
-            except BaseException as failure:
-                replica.rendezvous.abort(failure)
-                raise
-            replica.rendezvous.meet(number, plan.call_end, None, lambda values: values)
+    def _run(self, plan: Plan, replica: int) -> bool:
+        """All of an update in the calling thread."""
+        if plan.has_two_walks:
+            plan.reduce(replica)
+            if not plan.decide():
+                return False
+        plan.update(replica)
+        self.iterations += 1
+        return True
 
-    # ------------------------------------------------------------------ pieces
+    def _begin(
+        self, group: _Group, contributions: Sequence[Contribution], loss_scale: Callable[[], float] | None
+    ) -> Plan:
+        first = contributions[0]
+        if any(c.missing or c.sparse != first.sparse for c in contributions):
+            plan = self._reconcile(group, contributions)
+        else:
+            plan = group.plan(first.sparse)
+        rate = self._learning_rate
+        update = Update(
+            self.iterations + 1,
+            float(rate(self.iterations) if callable(rate) else rate),
+            [contribution.lent for contribution in contributions],
+            {
+                position: reduced_slices(
+                    [
+                        checked_slices(c.gradients[position], group.variables[position], group.where)
+                        for c in contributions
+                    ],
+                    self._settings.op,
+                )
+                for position in plan.sparse
+            },
+            None if loss_scale is None else float(loss_scale()),
+        )
+        plan.begin(update)
+        return plan
 
-    def _replica(self, variables: Sequence[Variable], method: str) -> tuple[int, int]:
-        """Which replica calls, and how many there are, once it is certain that it may."""
+    def _reconcile(self, group: _Group, contributions: Sequence[Contribution]) -> Plan:
+        """Where replicas have gradients of different kinds, or none: agree on what is updated, and how."""
+        everywhere = set.intersection(*(set(c.missing) for c in contributions))
+        somewhere = set.union(*(set(c.missing) for c in contributions)) - everywhere
+        if len(everywhere) == len(group.variables):
+            raise ValueError(
+                f"{group.where}: got None for every variable on every replica; need at least one gradient"
+            )
+        group.warn_of_missing(somewhere)
+        sparse = set.intersection(*(set(c.sparse) for c in contributions))
+        plan = group.plan(tuple(sorted(sparse)), frozenset(everywhere))
+        for contribution in contributions:
+            contribution.pack(plan.segments, group.variables, group.where)
+        return plan
+
+    # ------------------------------------------------------------------ checks
+
+    def _new_group(
+        self, key: tuple[int, ...], variables: tuple[Variable, ...], replica: ReplicaContext | None
+    ) -> _Group:
+        """What is to be known about these variables, once it is certain that they may be updated here."""
+        self._require_replica(variables, "apply_gradients")
+        with self._mutex:
+            if key in self._groups:
+                return self._groups[key]
+            where = f"{self.name}.apply_gradients"
+            if len(set(key)) < len(key):
+                twice = next(variable.name for variable in variables if key.count(id(variable)) > 1)
+                raise ValueError(f"{where}: got {twice} twice; need each variable once — add its gradients")
+            if not self._known:
+                self.build(variables)
+            for variable in variables:
+                if id(variable) not in self._known:
+                    raise ValueError(
+                        f"{where}: {variable.name} is not among the variables of the first update; "
+                        f"name them all before: {self.name}.build(variables)"
+                    )
+            num_replicas = 1 if replica is None else replica.rendezvous.size
+            strategy = None if replica is None else replica.strategy
+            group = _Group(
+                self._settings, self._memory, variables, num_replicas, where, self._undecayed, strategy
+            )
+            self._groups[key] = group
+            return group
+
+    def _require_replica(self, variables: Sequence[Variable], method: str) -> ReplicaContext | None:
+        """The replica that calls, or None for plain variables outside of steps."""
         context = current.get()
         for variable in variables:
             if not isinstance(variable, Variable):
@@ -185,83 +375,130 @@ class Optimizer:
                         f"{self.name}.{method}: {variable.name} was made {where}, but the step runs under "
                         f"{context.strategy!r}; make it in its scope: with strategy.scope(): Variable(...)"
                     )
-            return context.local_replica_id, context.num_replicas_in_sync
+            return context
         for variable in variables:
             if not isinstance(variable, LocalVariable):
                 raise ReplicaContextError(
                     f"{self.name}.{method}: called across the replicas of {variable.owner!r}; it needs replica context — "
                     "call it in the function passed to strategy.run"
                 )
-        return 0, 1
+        return None
 
-    def _plan(self, variables: tuple[Variable, ...], replica: ReplicaContext | None) -> Plan:
-        """How these variables are updated, once it is certain that the caller may."""
-        strategy = None if replica is None else replica.strategy
-        key = (id(strategy), *map(id, variables))
+
+@final
+class _Group:
+    """One tuple of variables that are updated together, and the plans for it.
+
+    Args:
+        settings: of the optimizer.
+        memory: for gradients and slots.
+        variables: in the caller's order.
+        num_replicas: that have gradients.
+        where: the method's name, for error messages.
+        undecayed: ids of the variables without weight decay.
+        strategy: whose replicas; kept so that its id stays its own.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        memory: GradientMemory,
+        variables: tuple[Variable, ...],
+        num_replicas: int,
+        where: str,
+        undecayed: set[int],
+        strategy: object,
+    ) -> None:
+        self.variables = variables
+        self.num_replicas = num_replicas
+        self.where = where
+        self._settings = settings
+        self._memory = memory
+        self._undecayed = undecayed
+        self._strategy = strategy
+        self._plans: dict[tuple[tuple[int, ...], frozenset[int]], Plan] = {}
+        self._warned: set[int] = set()
+        self._mutex = threading.Lock()
+        first, *others = [variable.name for variable in variables]
+        title = f"of {first}" + (f" and {len(others)} more" if others else "")
+        # Replicas meet only over the same variables; their ids stand for them.
+        key = hash(tuple(map(id, variables)))
+        self.call = Call("apply_gradients", (title, _Hidden(key)))
+        self.between = Call("the middle of apply_gradients", (title, _Hidden(key)))
+        self.end = Call("the end of apply_gradients", (title, _Hidden(key)))
+
+    def plan(self, sparse: tuple[int, ...], left_out: frozenset[int] = frozenset()) -> Plan:
+        """How they are updated where the gradients at some positions are sparse, and some variables are left out."""
+        key = (sparse, left_out)
         plan = self._plans.get(key)
         if plan is not None:
             return plan
-        _, num_replicas = self._replica(variables, "apply_gradients")
         with self._mutex:
-            if key in self._plans:
-                return self._plans[key]
-            if len(set(key)) < len(key):
-                twice = next(variable.name for variable in variables if key.count(id(variable)) > 1)
-                raise ValueError(
-                    f"{self.name}.apply_gradients: got {twice} twice; need each variable once — add its gradients"
-                )
-            runs = self._memory.runs(variables, num_replicas)
-            # It keeps the objects whose ids are its key, so that they stay theirs.
-            plan = Plan(self.rule, self._op, runs, num_replicas, variables, strategy, self.name)
-            self._plans[key] = plan
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self._plans[key] = self._make_plan(sparse, left_out)
             return plan
 
-    def _begin_update(self, plan: Plan) -> None:
-        rate = self._learning_rate
-        learning_rate = float(rate(self._iterations) if callable(rate) else rate)
-        self._iterations += 1
-        plan.begin(self._iterations, learning_rate)
+    def warn_of_missing(self, positions: Iterable[int]) -> None:
+        """Say once for each variable that it had no gradient on some replicas."""
+        new = [position for position in sorted(positions) if position not in self._warned]
+        if new:
+            self._warned.update(new)
+            names = ", ".join(self.variables[position].name for position in new)
+            warnings.warn(
+                f"{self.where}: {names} had no gradient on some replicas; they count as zero there",
+                stacklevel=4,
+            )
 
-    def _pack(self, run: Run, gradients: Sequence[Any], variables: Sequence[Variable], replica: int) -> None:
-        """Put the gradients of a run into their memory: in one operation, where they are what one expects."""
-        memory = run.state.gradients[replica]
-        mine = gradients if run.is_all_in_order else [gradients[index] for index in run.order]
-        if run.expects(mine) and id(memory.base) not in set(map(id, map(_BASE, mine))):
-            pieces: list[Array] = [memory] * (2 * len(mine))
-            pieces[::2] = mine
-            pieces[1::2] = run.padding
-            np.concatenate(pieces, axis=None, out=memory[run.start : run.stop])
-            return
-        for index, gradient in zip(run.order, mine, strict=True):
-            variable = variables[index]
-            self._pack_one(self._checked(gradient, variable), place_of(variable).view(memory))
+    def _make_plan(self, sparse: tuple[int, ...], left_out: frozenset[int]) -> Plan:
+        settings = self._settings
+        dense = [i for i in range(len(self.variables)) if i not in sparse and i not in left_out]
+        chosen = [self.variables[i] for i in dense]
+        some_undecayed = bool(settings.weight_decay) and any(id(v) in self._undecayed for v in chosen)
+        whole = settings.needs_whole_variables or some_undecayed
+        segments = [
+            segment.at(dense) for segment in self._memory.segments(chosen, self.num_replicas, whole=whole)
+        ]
+        decays = [
+            not some_undecayed or id(self.variables[s.order[0]]) not in self._undecayed for s in segments
+        ]
+        rows = {position: self._rows(self.variables[position]) for position in sparse}
+        return Plan(settings, segments, decays, rows, self.num_replicas)
 
-    def _checked(self, gradient: Any, variable: Variable) -> Any:
-        where = f"{self.name}.apply_gradients: {variable.name}"
-        if isinstance(gradient, IndexedSlices):
-            if not variable.shape or gradient.values.shape[1:] != variable.shape[1:]:
-                raise ValueError(f"{where}: got {gradient}; need rows of shape {variable.shape}")
-            require_rows(gradient.indices, variable.shape[0], where)
-            return gradient
-        array = as_array(gradient, where)
-        if array.shape != variable.shape:
-            raise ValueError(f"{where}: got {describe(array)}; need shape {variable.shape}")
-        if not np.can_cast(array.dtype, variable.dtype, "same_kind"):
-            raise TypeError(f"{where}: got {describe(array)}; need what casts to {variable.dtype} safely")
-        return array
-
-    def _pack_one(self, gradient: Any, view: Array) -> None:
-        if isinstance(gradient, IndexedSlices):
-            view[...] = 0
-            np.add.at(view, gradient.indices, gradient.values)
-        elif not _is_same_memory(gradient, view):
-            # It may overlap its place otherwise, as a transposed view of it does; NumPy copes with that.
-            np.copyto(view, gradient, casting="same_kind")
+    def _rows(self, variable: Variable) -> SparseRows:
+        state, place = self._memory.state_of(variable, self.num_replicas), place_of(variable)
+        slots: Mapping[str, Array] = state.slots
+        return SparseRows(
+            [place.view(copy) for copy in state.block.copies],
+            {name: place.view(slot) for name, slot in slots.items()},
+            0.0 if id(variable) in self._undecayed else self._settings.weight_decay,
+        )
 
 
-_BASE = attrgetter("base")
+@final
+class _Hidden:
+    """A value that takes part in comparisons but is not shown in messages."""
+
+    def __init__(self, value: int) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Hidden) and other._value == self._value
+
+    def __hash__(self) -> int:
+        return self._value
+
+    def __str__(self) -> str:
+        return ""
 
 
-def _is_same_memory(array: Array, view: Array) -> bool:
-    same_start = array.__array_interface__["data"][0] == view.__array_interface__["data"][0]
-    return same_start and array.strides == view.strides and array.dtype == view.dtype
+def _without_shards(grads_and_vars: Iterable[tuple[Any, Variable]]) -> list[tuple[Any, Variable]]:
+    pairs: list[tuple[Any, Variable]] = []
+    for gradient, variable in grads_and_vars:
+        if isinstance(variable, ShardedVariable):
+            parts = [None] * len(variable.shards) if gradient is None else variable.split(gradient)
+            # Those without rows have nothing to update.
+            pairs += [pair for pair in zip(parts, variable.shards, strict=True) if len(pair[1])]
+        else:
+            pairs.append((gradient, variable))
+    return pairs

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import Unpack, final
 
 import numpy as np
 
 from collectives.arrays import Array
-from strategies.optimizers.optimizer import GradientAggregation, LearningRate, Optimizer
+from strategies.optimizers.optimizer import LearningRate, Optimizer, OptimizerOptions
 from strategies.optimizers.update_rule import UpdateRule
 
 
@@ -17,9 +17,7 @@ def SGD(  # noqa: N802  # named as the classes of other libraries, whose place i
     learning_rate: LearningRate = 0.01,
     momentum: float = 0.0,
     nesterov: bool = False,
-    *,
-    gradient_aggregation: GradientAggregation | str = GradientAggregation.SUM,
-    name: str = "SGD",
+    **options: Unpack[OptimizerOptions],
 ) -> Optimizer:
     """Stochastic gradient descent: ``w -= learning_rate * g``.
 
@@ -30,8 +28,7 @@ def SGD(  # noqa: N802  # named as the classes of other libraries, whose place i
         learning_rate: a number, or a function of the number of updates before this one.
         momentum: from 0 to 1.
         nesterov: whether momentum is Nesterov's.
-        gradient_aggregation: how the replicas' gradients become one, SUM or MEAN.
-        name: for error messages and checkpoints.
+        options: what all optimizers have; see `Optimizer`.
 
     Raises:
         ValueError: a momentum outside of its range, or Nesterov's without any.
@@ -40,9 +37,8 @@ def SGD(  # noqa: N802  # named as the classes of other libraries, whose place i
         raise ValueError(f"SGD: got momentum={momentum}; need a number from 0 to 1")
     if nesterov and not momentum:
         raise ValueError("SGD: got nesterov=True without momentum; need momentum above 0, 0.9 for example")
-    return Optimizer(
-        SgdRule(momentum, nesterov), learning_rate, gradient_aggregation=gradient_aggregation, name=name
-    )
+    options.setdefault("name", "SGD")
+    return Optimizer(SgdRule(momentum, nesterov), learning_rate, **options)
 
 
 @final
@@ -60,6 +56,10 @@ class SgdRule(UpdateRule):
     @property
     def num_scratch(self) -> int:
         return 1
+
+    @property
+    def ignores_zeros(self) -> bool:
+        return not self.momentum
 
     def update(
         self,

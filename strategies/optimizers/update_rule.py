@@ -12,8 +12,8 @@ class UpdateRule(ABC):
     """How parameters follow from gradients.
 
     A rule has hyperparameters and no state: what it remembers from step to step lies in slots, arrays of the
-    parameters' shape that it is handed. It sees pieces of flat memory of any length and one dtype, so whatever it does to an
-    element depends on that element alone.
+    parameters' shape that it is handed. It sees pieces of flat memory of one dtype, or some rows of a table, so whatever
+    it does to an element depends on that element alone, unless it asks for whole variables.
     """
 
     @property
@@ -25,6 +25,16 @@ class UpdateRule(ABC):
     @abstractmethod
     def num_scratch(self) -> int:
         """How many arrays of the parameters' shape it needs for intermediate results."""
+
+    @property
+    def needs_whole_variables(self) -> bool:
+        """Whether the pieces are to be whole variables, one each, for rules that look at a variable's norm."""
+        return False
+
+    @property
+    def ignores_zeros(self) -> bool:
+        """Whether a gradient of zero changes neither parameter nor slots, so that rows without one can be left out."""
+        return False
 
     @abstractmethod
     def update(

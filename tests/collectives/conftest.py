@@ -8,7 +8,14 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from collectives import CheckedCommunicator, CollectiveError, Communicator, InProcessCommunicator
+from collectives import (
+    CheckedCommunicator,
+    CollectiveError,
+    Communicator,
+    FlightRecorder,
+    InProcessCommunicator,
+    TracedCommunicator,
+)
 from collectives.rendezvous import Rendezvous
 
 Body: TypeAlias = Callable[[Communicator], Any]
@@ -29,6 +36,11 @@ def _checked(world_size: int) -> Sequence[Communicator]:
     return [CheckedCommunicator(end) for end in _in_process(world_size)]
 
 
+def _traced(world_size: int) -> Sequence[Communicator]:
+    recorder = FlightRecorder(range(world_size))
+    return [TracedCommunicator(end, recorder) for end in _in_process(world_size)]
+
+
 @pytest.fixture
 def on_threads() -> Callable[[Sequence[Communicator], Body], list[Any]]:
     """Runs a function on every end of a group, each in a thread of its own; the results by rank."""
@@ -40,6 +52,7 @@ def on_threads() -> Callable[[Sequence[Communicator], Body], list[Any]]:
         *(pytest.param((_in_process, n), id=f"in_process-{n}") for n in range(1, 9)),
         *(pytest.param((_in_process_sharing, n), id=f"in_process_sharing-{n}") for n in (2, 3, 8)),
         *(pytest.param((_checked, n), id=f"checked-{n}") for n in (1, 3)),
+        *(pytest.param((_traced, n), id=f"traced-{n}") for n in (1, 3)),
     ]
 )
 def on_every_rank(request: pytest.FixtureRequest) -> Callable[[Body], list[Any]]:

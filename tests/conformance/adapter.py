@@ -17,6 +17,8 @@ import strategies as ours
 from collectives.buckets import group_by_size
 from collectives.clusters import ClusterTask
 from collectives.indexed_slices import to_dense
+from tests.conformance.adapter_checkpoint import CheckpointOperations
+from tests.conformance.adapter_sharded import ShardedOperations
 from tests.conformance.interp import Function
 from variables.replica_context import CrossReplicaContext, current
 from variables.values import DistributedValues, map_structure
@@ -40,7 +42,7 @@ _DTYPES = {"string": np.dtype(np.str_)}
 
 
 @final
-class Adapter:
+class Adapter(CheckpointOperations, ShardedOperations):
     """The project's side of the evaluator; holds the strategies of one case."""
 
     def __init__(self) -> None:
@@ -51,6 +53,7 @@ class Adapter:
         """End the replica threads of all strategies that the case made."""
         for strategy in self._made:
             strategy.close()
+        self.close_checkpoints()
 
     # ------------------------------------------------------------------ scaffolding
 
@@ -420,7 +423,8 @@ class Adapter:
     def do_opt_build(
         self, _: Strategy, optimizer: ours.Optimizer, variables: Sequence[ours.Variable]
     ) -> None:
-        self._remember(optimizer, variables)  # slots are made when they are first needed
+        self._remember(optimizer, variables)
+        optimizer.build(variables)
 
     def do_opt_vars(self, strategy: Strategy, optimizer: ours.Optimizer) -> list[Any]:
         slots = []

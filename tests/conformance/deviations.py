@@ -26,11 +26,17 @@ from tests.conformance.our_results import (
     literal_summed,
     logged_in_steps,
     narrow_integers,
-    new_variable,
     other_reductions,
     per_replica_across,
     scalar_in_all_reduce,
     unaggregated_write,
+)
+from tests.conformance.sharded_results import (
+    any_layout,
+    no_shards,
+    order_asked,
+    sharded_index,
+    surplus_rows,
 )
 
 
@@ -96,7 +102,7 @@ DEVIATIONS = (
     Deviation(
         "a Python number in all_reduce",
         "it fails in TensorFlow by accident",
-        "a number is reduced as an array without axes",
+        "numbers are reduced, and the result is a Python number too",
         by(scalar_in_all_reduce),
     ),
     Deviation(
@@ -163,10 +169,35 @@ DEVIATIONS = (
         tol={"rtol": 5e-6, "atol": 2e-6},
     ),
     Deviation(
-        "a variable that the optimizer meets later",
-        "Keras knows only the variables of its first update",
-        "slots are made for a variable when it is first updated",
-        new_variable,
+        "indices of a sharded variable",
+        "TensorFlow steps from a start out of range instead of clipping it, applies slices after a new axis to each shard, and "
+        "refuses arrays",
+        "NumPy's rules, as for every variable",
+        by(sharded_index),
+    ),
+    Deviation(
+        "the order of sparse_read",
+        "TensorFlow returns the rows by shard, which no caller can use who does not know the shards",
+        "the order asked, as in embedding_lookup",
+        by(order_asked),
+    ),
+    Deviation(
+        "scatter into shards of any lengths",
+        "TensorFlow can only for the lengths that its partitioners give",
+        "it works for all",
+        by(any_layout),
+    ),
+    Deviation(
+        "more rows than a sharded variable has",
+        "TensorFlow ignores them silently",
+        "a ValueError; nothing is written",
+        by(surplus_rows),
+    ),
+    Deviation(
+        "MaxSizePartitioner of no shards",
+        "TensorFlow takes max_shards=0 as no limit, while its other partitioners refuse it",
+        "a ValueError; None is no limit",
+        by(no_shards),
     ),
 )
 

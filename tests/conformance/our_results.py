@@ -6,6 +6,7 @@ result.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -77,7 +78,7 @@ def literal_summed(op: Operation) -> Expression | None:
     value = op.argument(1)
     if not writes or op.variable() != ("ON_WRITE", "SUM") or type(value) not in (int, float):
         return None
-    return [op.name, op.args[0], _array_of(value, floats="float32", integers="int32")]
+    return [op.name, op.args[0], ["arr", value, "float32" if isinstance(value, float) else "int32"]]
 
 
 def central_update(op: Operation) -> Expression | None:
@@ -128,9 +129,23 @@ def _calls(expression: Expression, replica: int, names: Names) -> list[Any]:
 
 
 def scalar_in_all_reduce(op: Operation) -> Expression | None:
-    if op.name != "all_reduce" or not _has_number(op.args[1]):
-        return None
-    return ["all_reduce", op.args[0], _arrays_for_numbers(op.args[1])]
+    """Python numbers, of which the result can be told at once, and is one again."""
+    known = op.name == "all_reduce" and str(op.args[0]).upper() in ("SUM", "MEAN")
+    return _reduced(op, op.args[1]) if known and _has_number(op.args[1]) else None
+
+
+def _reduced(op: Operation, value: Expression) -> Expression:
+    if isinstance(value, dict):
+        return {key: _reduced(op, item) for key, item in value.items()}
+    if is_call(value, "list", "tuple"):
+        return [value[0], *(_reduced(op, item) for item in value[1:])]
+    numbers = value[1:] if is_call(value, "pick") else [value] * op.num_replicas
+    if not all(map(_has_number, numbers)):
+        return ["all_reduce", op.args[0], value]
+    function = np.sum if str(op.args[0]).upper() == "SUM" else np.mean
+    result = json.dumps(function(numbers, axis=0).item())
+    # Each replica has an object of its own, as far as Python makes them.
+    return ["pick", *(json.loads(result) for _ in range(op.num_replicas))]
 
 
 def empty_structure(op: Operation) -> Expression | None:
@@ -165,19 +180,7 @@ def _has_number(value: Expression) -> bool:
         return any(map(_has_number, value.values()))
     if is_call(value, "list", "tuple", "pick"):
         return any(map(_has_number, value[1:]))
-    return type(value) in (int, float, bool)
-
-
-def _arrays_for_numbers(value: Expression) -> Expression:
-    if isinstance(value, dict):
-        return {key: _arrays_for_numbers(item) for key, item in value.items()}
-    if is_call(value, "list", "tuple", "pick"):
-        return [value[0], *map(_arrays_for_numbers, value[1:])]
-    return _array_of(value) if type(value) in (int, float) else value
-
-
-def _array_of(number: Any, floats: str = "float64", integers: str = "int64") -> Expression:
-    return ["arr", number, floats if isinstance(number, float) else integers]
+    return type(value) in (int, float)
 
 
 def leaf_by_leaf(op: Operation) -> Expression | None:
@@ -276,29 +279,3 @@ def adam(case: Case, evaluate: Evaluate) -> Encoded:
 
 def _text(expression: Expression) -> str:
     return str(expression).replace("'", '"')
-
-
-def new_variable(case: Case, evaluate: Evaluate) -> Encoded:
-    """A variable that comes later is updated as by a new optimizer of the same kind."""
-    known: dict[str, list[Expression]] = {}
-    later: set[str] = set()
-
-    def rule(op: Operation) -> Expression | None:
-        if op.name != "apply":
-            return None
-        variables = [pair[2] for pair in op.args[1][1:]]
-        first = known.setdefault(op.args[0], variables)
-        if all(variable in first for variable in variables):
-            return None
-        later.add(op.args[0][1:])
-        return ["apply", f"{op.args[0]}_later", op.args[1]]
-
-    changed = rewritten(case, rule)
-    if changed is None:
-        return UNCONCERNED
-    steps = []
-    for step in changed["steps"]:
-        steps.append(step)
-        if is_call(step, "let") and step[1] in later:
-            steps.append(["let", f"{step[1]}_later", step[2]])
-    return evaluate({**changed, "steps": steps})

@@ -21,10 +21,10 @@ THEMES = (
     "indexed_slices",
     "datasets",
     "optimizers",
+    "sharded",
+    "checkpoint",
 )
 LATER = {
-    "sharded": "sharded variables and partitioners are not there yet",
-    "checkpoint": "checkpoints are not there yet",
     "multi_worker": "strategies of several processes are not there yet",
     "coordinator": "parameter servers and their coordinator are not there yet",
 }

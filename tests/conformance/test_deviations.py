@@ -42,6 +42,7 @@ def tf(steps: list[Any], expect: Encoded, replicas: int = 2, strategy: str = "mi
 
 SHARES_OF_4_AND_1 = ["ds_batch", ["ds_range", 5], 4]
 ADAM_STEP = [step(["apply", "$o", ["list", ["list", ["f", [0.5, -1.0]], "$v"]]])] * 3
+SHARDED = ["let", "s", ["sharded", ["f", [0, 1]], ["f", [2, 3, 4]]]]
 
 EXAMPLES: list[tuple[str, Case, Encoded]] = [
     (
@@ -143,7 +144,15 @@ EXAMPLES: list[tuple[str, Case, Encoded]] = [
     (
         "a Python number in all_reduce",
         tf([step(["all_reduce", "SUM", 2.5])], {"error": "AttributeError"}),
-        each({"a": 5.0, "dtype": "float64"}, {"a": 5.0, "dtype": "float64"}),
+        each(5.0, 5.0),
+    ),
+    (
+        "a Python number in all_reduce",
+        tf(
+            [step(["all_reduce", "MEAN", {"a": ["pick", 1000, 2000], "b": ["ridf"]}])],
+            {"error": "AttributeError"},
+        ),
+        {"dict": {"a": each(1500.0, 1500.0), "b": each(f32(0.5), f32(0.5))}},
     ),
     (
         "nothing to reduce",
@@ -287,19 +296,58 @@ EXAMPLES: list[tuple[str, Case, Encoded]] = [
         f32([0.85, -1.85]),
     ),
     (
-        "a variable that the optimizer meets later",
+        "indices of a sharded variable",
+        tf([SHARDED, ["getitem", "$s", ["slice", -7, None, 2]]], f32([1, 3])),
+        f32([0, 2, 4]),
+    ),
+    (
+        "indices of a sharded variable",
+        tf([SHARDED, ["getitem", "$s", ["i", [4, 0]]]], {"error": "TypeError"}),
+        f32([4, 0]),
+    ),
+    (
+        "the order of sparse_read",
+        tf([SHARDED, ["sparse_read", "$s", ["i", [4, 0, 3]]]], f32([0, 4, 3])),
+        f32([4, 0, 3]),
+    ),
+    (
+        "scatter into shards of any lengths",
         tf(
             [
-                variable(["f", [1, 2]]),
-                ["let", "w", ["var", ["f", [1, 2]], {}]],
-                ["let", "o", ["optimizer", "sgd", {"learning_rate": 0.5}]],
-                step(["apply", "$o", ["list", ["list", ["f", [1, 1]], "$v"]]]),
-                step(["apply", "$o", ["list", ["list", ["f", [1, 1]], "$w"]]]),
-                ["read", "$w"],
+                SHARDED,
+                ["scatter_mul", "$s", ["slices", ["f", [10, 20, 30]], ["i", [4, 1, 4]]]],
+                ["shards", "$s"],
             ],
-            ERROR,
+            {"error": "NotImplementedError"},
         ),
-        f32([0, 1]),
+        {"list": [f32([0, 20]), f32([2, 3, 1200])]},
+    ),
+    (
+        "more rows than a sharded variable has",
+        tf(
+            [
+                SHARDED,
+                ["let", "e", ["try", ["assign_add", "$s", ["f", [1, 1, 1, 1, 1, 9]]]]],
+                ["tuple", "$e", ["shards", "$s"]],
+            ],
+            {"tuple": [{"var": [f32([1, 2]), f32([3, 4, 5])]}, {"list": [f32([1, 2]), f32([3, 4, 5])]}]},
+        ),
+        {"tuple": [ERROR, {"list": [f32([0, 1]), f32([2, 3, 4])]}]},
+    ),
+    (
+        "MaxSizePartitioner of no shards",
+        tf(
+            [
+                [
+                    "partition",
+                    {"kind": "max_size", "max_shard_bytes": 8, "max_shards": 0},
+                    ["list", 4],
+                    "int32",
+                ]
+            ],
+            {"list": [2]},
+        ),
+        ERROR,
     ),
 ]
 

@@ -16,14 +16,16 @@ from strategies import CentralStorageStrategy, MirroredStrategy, OneDeviceStrate
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = sorted(path.stem for path in (ROOT / "examples").glob("*.py") if "__main__" in path.read_text())
+NEEDS = {"digits": "matplotlib", "torch_cnn": "torch", "jax_mlp": "jax", "autograd_mlp": "autograd"}
+"""What a program that trains on the digits needs beside them."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_program_runs_as_its_first_lines_say(program: str, tmp_path: Path) -> None:
-    if program == "digits":
+    if program in NEEDS:
         pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra demo")
-        pytest.importorskip("matplotlib", reason="the plot is drawn by matplotlib, of the extra demo")
+        pytest.importorskip(NEEDS[program], reason=f"needs {NEEDS[program]}, which is not installed")
     assert f"python -m examples.{program}" in (ROOT / "examples" / f"{program}.py").read_text()
     done = subprocess.run(
         [sys.executable, "-m", f"examples.{program}"],
@@ -40,7 +42,14 @@ def test_the_program_runs_as_its_first_lines_say(program: str, tmp_path: Path) -
 
 
 def test_the_examples_are_all_run() -> None:
-    assert PROGRAMS == ["custom_metrics", "digits", "linear_regression"]
+    assert PROGRAMS == [
+        "autograd_mlp",
+        "custom_metrics",
+        "digits",
+        "jax_mlp",
+        "linear_regression",
+        "torch_cnn",
+    ]
 
 
 def test_the_straight_line_is_found(capsys: pytest.CaptureFixture[str]) -> None:

@@ -174,6 +174,7 @@ def test_a_subset_of_the_variables_in_any_order_is_updated_alone(strategy: Strat
     with strategy.scope():
         a, b, c = (Variable(np.zeros(5), name=name) for name in "abc")
         optimizer = SGD(1.0, momentum=0.5)
+        optimizer.build([a, b, c])
     share = np.full(5, 1 / strategy.num_replicas_in_sync)
     strategy.run(lambda: optimizer.apply_gradients([(3 * share, c), (share, a)]))
     strategy.run(lambda: optimizer.apply_gradients([(share, a), (None, b), (3 * share, c)]))
@@ -303,13 +304,14 @@ def test_two_optimizers_of_one_variable_keep_their_state_apart(strategy: Strateg
     assert (first.iterations, second.iterations) == (1, 1)
 
 
-def test_variables_made_between_steps_are_taken_up(strategy: Strategy) -> None:
+def test_variables_made_between_steps_are_taken_up_by_build(strategy: Strategy) -> None:
     optimizer = Adam(1.0, epsilon=1e-12)
     variables: list[Variable] = []
     share = 1 / strategy.num_replicas_in_sync
     for _ in range(12):
         with strategy.scope():
             variables.append(Variable(np.zeros(3000)))
+        optimizer.build(variables)
         strategy.run(lambda: optimizer.apply_gradients([(np.full(3000, share), v) for v in variables]))
     # With a constant gradient, Adam's first step for a variable depends on the common step count only through
     # its bias correction; the last variable has taken one step, with the moments starting from zero.
@@ -341,7 +343,7 @@ def mirrored() -> Any:
         (IndexedSlices(np.ones((1, 3)), [-1]), IndexError, "kernel: got index -1"),
         (IndexedSlices(np.ones((1, 4)), [0]), ValueError, r"kernel: got .*; need rows of shape \(2, 3\)"),
         ("text", TypeError, "kernel: got str"),
-        (None, ValueError, "got no gradients; need at least one pair that is not None"),
+        (None, ValueError, "got None for every variable on every replica; need at least one gradient"),
     ],
     ids=["shape", "complex", "row", "negative_row", "row_shape", "text", "none"],
 )
@@ -370,6 +372,7 @@ def test_replicas_that_update_different_variables_are_a_mismatch(mirrored: Any) 
     strategy, kernel, optimizer = mirrored
     with strategy.scope():
         bias = Variable(np.zeros(3), name="bias")
+    optimizer.build([kernel, bias])
     with pytest.raises(
         CollectiveMismatchError, match=r"replica 0 calls .*of kernel.*replica 1 calls .*of bias"
     ):

@@ -148,7 +148,7 @@ def test_the_view_is_restored_after_an_error_anywhere(two: MirroredStrategy) -> 
         with pytest.raises(LookupError):
             call()
         assert where() == (False, False, True)
-    assert two.run(lambda: replica().all_reduce("SUM", 1)).values == (2, 2)
+    assert two.run(lambda: replica().all_reduce("SUM", 1.0)).values == (2.0, 2.0)
 
 
 def test_a_failed_collective_leaves_all_strategies_usable(

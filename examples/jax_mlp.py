@@ -1,0 +1,86 @@
+"""JAX differentiates, and two replicas learn to read handwritten digits.
+
+Run ``python -m examples.jax_mlp`` after ``pip install 'xpdistribute[jax,demo]'``. Loss and gradients are one
+jitted function of the parameters; gradients go to the optimizer as the JAX arrays that they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from examples.digits import Accuracy, Digits, load
+from examples.mlp import initial_parameters
+from strategies import (
+    SGD,
+    MirroredStrategy,
+    Strategy,
+    Variable,
+    all_reduce,
+    from_arrays,
+)
+
+
+def forward(parameters: Sequence[Any], x: Any) -> Any:
+    """Logits of shape ``(batch, 10)`` for images of shape ``(batch, 64)``."""
+    *hidden, (weight, bias) = zip(parameters[::2], parameters[1::2], strict=True)
+    for hidden_weight, hidden_bias in hidden:
+        x = jax.nn.relu(x @ hidden_weight + hidden_bias)
+    return x @ weight + bias
+
+
+def loss(parameters: Sequence[Any], images: Any, labels: Any, global_batch_size: Any) -> Any:
+    """This replica's part of the mean loss over the global batch."""
+    likelihoods = jax.nn.log_softmax(forward(parameters, images))
+    return -likelihoods[jnp.arange(len(labels)), labels].sum() / global_batch_size
+
+
+def train(
+    strategy: Strategy, digits: Digits, *, epochs: int = 12, batch_size: int = 64, seed: int = 0
+) -> tuple[list[float], float]:
+    """Train a new network; arguments and results as in `examples.torch_cnn.train`."""
+    weights = initial_parameters((64, 128, 64, 10), np.random.default_rng(seed), digits.train_images.dtype)
+    with strategy.scope():
+        parameters = [Variable(weight) for weight in weights]
+        optimizer = SGD(learning_rate=0.1, momentum=0.9, nesterov=True)
+        accuracy = Accuracy()
+    loss_and_gradients = jax.jit(jax.value_and_grad(loss))
+    answers = jax.jit(forward)
+
+    def train_step(images: Any, labels: Any) -> Any:
+        global_batch_size = all_reduce("SUM", len(labels))
+        # JAX takes its arguments for constant, as they are until the gradients, which wait for it, are applied.
+        values = [parameter.value() for parameter in parameters]
+        value, gradients = loss_and_gradients(values, images, labels, global_batch_size)
+        optimizer.apply_gradients(zip(gradients, parameters, strict=True))
+        return value
+
+    def test_step(images: Any, labels: Any) -> None:
+        logits = answers([parameter.value() for parameter in parameters], images)
+        accuracy.update(np.asarray(logits), labels)
+
+    train_set = from_arrays((digits.train_images, digits.train_labels)).shuffle(seed=seed).batch(batch_size)
+    losses = []
+    for _ in range(epochs):
+        for batch in strategy.distribute_dataset(train_set):
+            losses.append(float(strategy.reduce("SUM", strategy.run(train_step, args=batch))))
+    test_set = from_arrays((digits.test_images, digits.test_labels)).batch(256)
+    for batch in strategy.distribute_dataset(test_set):
+        strategy.run(test_step, args=batch)
+    return losses, accuracy.pop()[0]
+
+
+def main() -> None:
+    """Train on two replicas and say how well it went."""
+    with MirroredStrategy(["cpu:0", "cpu:1"]) as strategy:
+        losses, accuracy = train(strategy, load("float32"))
+    print(f"loss {np.mean(losses[:20]):.3f} at first, {np.mean(losses[-20:]):.3f} at last")
+    print(f"test accuracy {accuracy:.1%}")
+
+
+if __name__ == "__main__":
+    main()

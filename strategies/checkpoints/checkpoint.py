@@ -1,0 +1,283 @@
+"""Saves objects by name and restores them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, final, overload
+
+from collectives.arrays import Array
+from strategies.checkpoints.entries import MemoryEntry
+from strategies.checkpoints.file_format import SavedArray
+from strategies.checkpoints.file_reading import ArrayFile
+from strategies.checkpoints.file_writing import write_file
+from strategies.checkpoints.object_tree import Group, ObjectTree
+from strategies.checkpoints.pending_save import PendingSave, Snapshot
+from strategies.checkpoints.restoration import Restoration
+from strategies.checkpoints.restore_status import RestoreStatus
+from strategies.checkpoints.states import decode, encode
+from variables.replica_context import ReplicaContext, ReplicaContextError, current
+
+ABOUT = "$about"
+"""Among the states of a file: what was said about the checkpoint; no object can have this name."""
+
+
+@final
+class Checkpoint(Group):
+    """Objects by name, which are saved together and restored together.
+
+    Takes variables of every kind, optimizers, iterators of datasets, NumPy's and Python's random generators, writable
+    arrays, numbers and strings, other checkpoints, lists and dicts of all these, and anything with `Stateful`'s
+    methods. They become attributes: ``checkpoint.step += 1``. An attribute that is set after a
+    `restore` takes its value from the restored file, if that has one for it.
+
+    A file holds logical values: one of equal copies, the sum or mean of own ones, all rows of a sharded variable. It
+    restores into any strategy, number of replicas and sharding. Of an optimizer it holds the count of updates, the
+    learning rate unless that is a function, and the slots of those variables that are in the checkpoint too.
+
+    Args:
+        objects: by name.
+
+    Raises:
+        TypeError: an object of a kind that can't be saved.
+        ValueError: a name that can't be one.
+    """
+
+    def __init__(self, **objects: Any) -> None:
+        # By way of __dict__, as setting an attribute attaches an object.
+        self.__dict__["_objects"] = {}
+        self.__dict__["_state"] = _State()
+        for name, value in objects.items():
+            setattr(self, name, value)
+
+    _objects: dict[str, Any]
+    _state: _State
+
+    @property
+    def objects(self) -> dict[str, Any]:
+        return self._objects
+
+    @overload
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        blocking: Literal[True] = True,
+        about: Mapping[str, Any] | None = None,
+        then: Callable[[], object] | None = None,
+    ) -> str: ...
+
+    @overload
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        blocking: bool,
+        about: Mapping[str, Any] | None = None,
+        then: Callable[[], object] | None = None,
+    ) -> str | PendingSave: ...
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        blocking: bool = True,
+        about: Mapping[str, Any] | None = None,
+        then: Callable[[], object] | None = None,
+    ) -> str | PendingSave:
+        """Write a file that holds the objects' values: complete, checksummed and on the disk, or not at all.
+
+        What stood at the path is replaced at the last moment. Call it between steps, when no other thread changes
+        the objects.
+
+        Args:
+            path: of the file; folders that are missing are made.
+            blocking: False returns once the values have been copied in memory; a thread writes them. The copy's memory is kept for
+                the next time. A save that is still under way is waited for first.
+            about: numbers and strings about this checkpoint, for `about_checkpoint`.
+            then: called once the file is on the disk, in the thread that has written it.
+
+        Returns:
+            The path, or, if not blocking, a handle to wait with.
+
+        Raises:
+            OSError: it can't be written; what stood at the path still does.
+            TypeError: an object, or a part of a state, of a kind that can't be saved.
+            ValueError: an ON_READ variable with aggregation NONE, which has no value across replicas; an optimizer without its
+                variables.
+            ReplicaContextError: called in a step.
+            Exception: what went wrong with the save before, if that was not waited for.
+        """
+        _require_across("save")
+        self._state.settle()
+        arrays, states = self._collected(about)
+        target = Path(os.path.abspath(path))
+
+        def write(arrays: list[SavedArray]) -> None:
+            write_file(target, arrays, states)
+            if then is not None:
+                then()
+
+        if blocking:
+            write(arrays)
+            return os.fspath(path)
+        copies = self._state.snapshot.take(arrays)
+        self._state.saving = PendingSave(os.fspath(path), lambda: write(copies))
+        return self._state.saving
+
+    def wait(self) -> None:
+        """Wait for a save that is under way, if any.
+
+        Raises:
+            Exception: what went wrong with it, if that has not been raised before.
+        """
+        self._state.settle()
+
+    def restore(self, path: str | os.PathLike[str]) -> RestoreStatus:
+        """Give the objects the values that a file has for them.
+
+        All values are checked before the first object changes. Values that no object has a name for are kept for those
+        that are attached later, as attributes; slots of optimizers are made for them.
+
+        Args:
+            path: that `save` returned.
+
+        Returns:
+            What was left over; it warns of that, unless told not to.
+
+        Raises:
+            FileNotFoundError: there is no file.
+            CheckpointMismatchError: values don't fit; nothing was restored.
+            CheckpointError: the file is damaged or none of ours; nothing was restored.
+            ValueError: an object refuses its state; nothing was restored.
+            ReplicaContextError: called in a step.
+        """
+        return self._restore(path, is_partial=False)
+
+    def read(self, path: str | os.PathLike[str]) -> RestoreStatus:
+        """As `restore`, without a warning of what is left over."""
+        return self._restore(path, is_partial=True)
+
+    def _restore(self, path: str | os.PathLike[str], *, is_partial: bool) -> RestoreStatus:
+        _require_across("restore")
+        self._state.settle()
+        restoration = Restoration(Path(path))
+        tree = ObjectTree.of(self._objects)
+        restoration.apply(tree)
+        self._state.pending = [(restoration, "")]
+        _hand_down(restoration, tree)
+        return RestoreStatus(restoration, is_partial=is_partial)
+
+    def _collected(self, about: Mapping[str, Any] | None) -> tuple[list[SavedArray], dict[str, Any]]:
+        """What is to be written: arrays as they lie in memory, and states."""
+        tree = ObjectTree.of(self._objects)
+        entries = {**tree.arrays, **tree.present_slots(require_all=True)}
+        arrays = {name: entry.save() for name, entry in entries.items()}
+
+        def keep(name: str, array: Array) -> None:
+            if name in arrays:
+                raise ValueError(f"save: got two arrays that are called {name}; need a name for each")
+            arrays[name] = MemoryEntry(name, [array]).save()
+
+        states = {name: encode(entry.save(), name, keep) for name, entry in tree.states.items()}
+        if about is not None:
+            states[ABOUT] = encode(about, ABOUT, keep)
+        return list(arrays.values()), states
+
+    # -------------------------------------------------------------- attributes
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith(("_", "$")) or hasattr(type(self), name):
+            raise ValueError(
+                f"checkpoint: got {name!r} as the name of an object; need another, this one is taken"
+            )
+        before = dict(self._objects)
+        self._objects[name] = value
+        try:
+            tree = ObjectTree.of(self._objects, only=name)
+            for restoration, prefix in self._state.pending_now():
+                tree = ObjectTree.of(self._objects, prefix, name)
+                restoration.apply(tree)
+                _hand_down(restoration, tree)
+        except BaseException:
+            self._objects.clear()
+            self._objects.update(before)
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.__dict__.get("_objects", ()):
+            return self._objects[name]
+        raise AttributeError(f"checkpoint: has no object {name!r}; need one of those given to it")
+
+    def __delattr__(self, name: str) -> None:
+        if name not in self._objects:
+            raise AttributeError(f"checkpoint: has no object {name!r}; need one of those given to it")
+        del self._objects[name]
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({', '.join(self._objects)})"
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """All values of a file, by name: arrays, and the states of what is no array.
+
+    Args:
+        path: that `Checkpoint.save` returned.
+
+    Raises:
+        FileNotFoundError: there is no file.
+        CheckpointError: it is damaged or none of ours.
+    """
+    file = ArrayFile(Path(path))
+    file.verify()
+    states = {name: decode(state, file.read) for name, state in file.states.items() if name != ABOUT}
+    return {**{name: file.read(name) for name in file.arrays}, **states}
+
+
+def about_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What ``save(..., about=...)`` was told; empty if it was not. Only the head of the file is read.
+
+    Raises:
+        As `load_checkpoint`.
+    """
+    file = ArrayFile(Path(path))
+    about = decode(file.states.get(ABOUT, {}), file.read)
+    assert isinstance(about, dict)
+    return about
+
+
+@final
+class _State:
+    """What a checkpoint remembers beside its objects."""
+
+    def __init__(self) -> None:
+        self.pending: list[tuple[Restoration, str]] = []
+        self.saving: PendingSave | None = None
+        self.snapshot = Snapshot()
+
+    def pending_now(self) -> list[tuple[Restoration, str]]:
+        """The restorations that still have values for objects to come, and the prefix of their names."""
+        self.pending = [entry for entry in self.pending if entry[0].unused]
+        return self.pending
+
+    def settle(self) -> None:
+        """Wait for the save that is under way; raise what went wrong with it."""
+        saving, self.saving = self.saving, None
+        if saving is not None:
+            saving.settle()
+
+
+def _hand_down(restoration: Restoration, tree: ObjectTree) -> None:
+    """Objects may be attached to nested checkpoints too."""
+    for name, group in tree.groups.items():
+        if isinstance(group, Checkpoint):
+            group._state.pending = [(restoration, f"{name}/")]
+
+
+def _require_across(method: str) -> None:
+    if isinstance(current.get(), ReplicaContext):
+        raise ReplicaContextError(
+            f"{method}: called in a step, where each replica would do it; call it outside of the function passed to "
+            "strategy.run"
+        )

@@ -1,0 +1,105 @@
+"""A checkpoint that is being written while training goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import final
+
+import numpy as np
+
+from collectives.arrays import ALIGNMENT, Array
+from strategies.checkpoints.file_format import SavedArray
+
+
+@final
+class PendingSave:
+    """A save that goes on in a thread of its own. The program does not exit before it has ended.
+
+    Args:
+        path: of the checkpoint.
+        write: writes it.
+    """
+
+    def __init__(self, path: str, write: Callable[[], None]) -> None:
+        self._path = path
+        self._error: BaseException | None = None
+        self._is_told = False
+
+        def run() -> None:
+            try:
+                write()
+            except BaseException as error:  # noqa: BLE001  # raised by wait(), or by the next save
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name=f"save {path}")
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return not self._thread.is_alive()
+
+    def wait(self, timeout: float = 600.0) -> str:
+        """Wait until the checkpoint is on the disk.
+
+        Args:
+            timeout: seconds.
+
+        Returns:
+            Its path.
+
+        Raises:
+            TimeoutError: it is still being written; it goes on.
+            OSError: it could not be written; what stood at the path still does.
+        """
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise TimeoutError(
+                f"save: {self._path!r} is still being written after {timeout:g} s; need a faster disk, or more time — "
+                "call wait(timeout=...) again"
+            )
+        self._is_told = True
+        if self._error is not None:
+            raise self._error
+        return self._path
+
+    def settle(self) -> None:
+        """Before the next save: wait, and raise what went wrong unless it has been raised before."""
+        if not self._is_told:
+            self.wait()
+        self._thread.join()
+
+
+@final
+class Snapshot:
+    """Memory that states are copied into before they change again; kept, as new memory is slow to touch first."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def take(self, arrays: Sequence[SavedArray]) -> list[SavedArray]:
+        """The same arrays, of copies. They hold until the next call."""
+        needed = sum(_padded(piece.nbytes) for array in arrays for piece in array.pieces)
+        if self._memory.nbytes < needed:
+            self._memory = np.empty(0, np.uint8)  # let go of the old before there is a new
+            self._memory = np.empty(needed, np.uint8)
+        start = 0
+        copies = []
+        for array in arrays:
+            pieces = []
+            for piece in array.pieces:
+                pieces.append(self._part(start, piece))
+                np.copyto(pieces[-1], piece)
+                start += _padded(piece.nbytes)
+            copies.append(replace(array, pieces=pieces))
+        return copies
+
+    def _part(self, start: int, like: Array) -> Array:
+        part: Array = self._memory[start : start + like.nbytes].view(like.dtype).reshape(like.shape)
+        return part
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
