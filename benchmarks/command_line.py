@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks.adam import run_adam
 from benchmarks.buckets import run_buckets
+from benchmarks.checkpoint import run_checkpoint
 from benchmarks.collective_kinds import DTYPES, KINDS, REDOPS, numpy_dtype
 from benchmarks.collective_sweep import SweepOptions, run_sweep
 from benchmarks.import_time import run_import_time
@@ -24,6 +25,8 @@ from benchmarks.plot import IN_STEP, require_matplotlib, write_plot
 from benchmarks.report import Report
 from benchmarks.rivals.rival import PROGRAMS, Rival, RivalError, find_rival_python
 from benchmarks.setups import Settings, report_ratios
+from benchmarks.torch_step import run_torch_step
+from benchmarks.tracing import run_tracing
 from benchmarks.train import run_train
 
 OTHERS: dict[str, Callable[[Settings, Report], None]] = {
@@ -31,7 +34,10 @@ OTHERS: dict[str, Callable[[Settings, Report], None]] = {
     "buckets": run_buckets,
     "train": run_train,
     "adam": run_adam,
+    "torch_step": run_torch_step,
+    "tracing": run_tracing,
     "memory": run_memory,
+    "checkpoint": run_checkpoint,
     "import_time": run_import_time,
 }
 """The benchmarks that are no sweep over sizes of one collective."""

@@ -193,6 +193,7 @@ class Rendezvous:
             if self.recorder.marks is None:
                 return conclude([value])[0]
             kept = self._record(member, call, num_bytes)
+            self._sequence += 1
             result = conclude([value])[0]
             kept[LEFT] = clock()
             return result

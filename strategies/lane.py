@@ -48,7 +48,7 @@ class Lane:
         self._suspended: dict[int, greenlet] = {}
         self._untaken: list[int] = []
         self._shares_thread = True
-        self._thread_id = 0
+        self._root: greenlet | None = None
         self._stacks: dict[int, greenlet] = {}
         rendezvous.set_gate(0, _LaneGate(self, 0))
 
@@ -58,11 +58,14 @@ class Lane:
         Args:
             shares: whether it takes what other threads have not begun when it would have to wait in a meeting.
         """
-        self._main = getcurrent()
+        self._main = root = getcurrent()
+        while root.parent is not None:
+            root = root.parent
+        if root is not self._root:
+            # Stacks of another thread can't run in this one. Its root tells, as threads' numbers are used again.
+            self._root = root
+            self._stacks = {}
         self._shares_thread = shares and not any(name in sys.modules for name in _BY_THREAD)
-        if self._thread_id != _thread.get_ident():
-            self._thread_id = _thread.get_ident()
-            self._stacks = {}  # those of another thread can't run in this one
         self._untaken = list(range(self._rendezvous.size - 1, 0, -1))
         if self._hosted:
             for replica in self._hosted:
@@ -124,16 +127,21 @@ class Lane:
     def _host(self, replica: int, alone: bool) -> None:
         self._hosted.append(replica)
         self._rendezvous.set_gate(replica, _LaneGate(self, replica))
+        context = copy_context()
         if alone:
-            context = copy_context()
             context.run(self._execute, replica)
             return
-        fiber = self._stacks.get(replica)
-        if fiber is None:
-            fiber = self._stacks[replica] = greenlet(_run_tasks)
-        # When the replica ends, the caller's own stack goes on, which then looks for what can run.
-        fiber.parent = self._main
-        fiber.gr_context = copy_context()
+        try:
+            fiber = self._stacks.get(replica)
+            if fiber is None:
+                fiber = self._stacks[replica] = greenlet(_run_tasks)
+            # When the replica ends, the caller's own stack goes on, which then looks for what can run.
+            fiber.parent = self._main
+            fiber.gr_context = context
+        except BaseException as failure:  # out of memory, say: the others must not wait for this replica
+            self._rendezvous.abort(failure)
+            self._rendezvous.end(replica)
+            raise
         fiber.switch((self._execute, replica))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.arrays import array_like, as_array, is_scalar
+from collectives.arrays import array_like, as_array, is_narrow_float, is_scalar
 from variables.replica_context import CrossReplicaContext, ReplicaContextError, current, current_replica
 
 
@@ -27,7 +27,7 @@ def compute_average_loss(
 
     Returns:
         A NumPy number, or a scalar of the library of the losses: the (weighted) sum divided by the global batch size; 0 for
-        an empty share.
+        an empty share. NumPy's float16 and bfloat16 are added up in float32; integers give float64.
 
     Raises:
         ValueError: a scalar loss, or a batch size that is not above 0.
@@ -48,18 +48,19 @@ def compute_average_loss(
         raise ValueError(
             f"compute_average_loss: got global_batch_size={global_batch_size}; need a number above 0"
         )
+    wide = _widened(loss)
     if sample_weight is not None:
         weight: Any = sample_weight
-        if isinstance(loss, np.ndarray):
-            weight = np.asarray(weight, loss.dtype)
+        if isinstance(wide, np.ndarray):
+            weight = np.asarray(weight, wide.dtype)
         elif is_scalar(weight):
             weight = np.asarray(weight)[()]
         elif not hasattr(weight, "reshape") or isinstance(weight, np.ndarray):
             weight = array_like(as_array(weight, "compute_average_loss"), loss)
-        loss = loss * (
-            weight.reshape(weight.shape + (1,) * (loss.ndim - weight.ndim)) if weight.ndim else weight
+        wide = wide * (
+            weight.reshape(weight.shape + (1,) * (wide.ndim - weight.ndim)) if weight.ndim else weight
         )
-    return loss.sum() / global_batch_size
+    return _narrowed(wide.sum() / global_batch_size, loss)
 
 
 def scale_regularization_loss(regularization_loss: Any) -> Any:
@@ -68,18 +69,38 @@ def scale_regularization_loss(regularization_loss: Any) -> Any:
     Summed over the replicas, as `compute_average_loss` is, it counts once and not once for each replica.
 
     Args:
-        regularization_loss: a number, or an array of losses of any shape, which are added up.
+        regularization_loss: a number, or an array of losses of any shape, which are added up; as in `compute_average_loss`,
+            arrays of other libraries stay what they are.
 
     Returns:
-        A NumPy number: the sum divided by the number of replicas; outside of any strategy the sum.
+        A NumPy number, or a scalar of the library of the losses: the sum divided by the number of replicas; outside of any
+        strategy the sum.
 
     Raises:
         ReplicaContextError: called across replicas, where no part is any replica's.
     """
-    loss = as_array(regularization_loss, "scale_regularization_loss")
+    loss = regularization_loss
+    if not (hasattr(loss, "ndim") and hasattr(loss, "sum")):
+        loss = as_array(loss, "scale_regularization_loss")
     if isinstance(current.get(), CrossReplicaContext):
         raise ReplicaContextError(
             "scale_regularization_loss: called across replicas; it gives a replica's part — call it in the step"
         )
     replica = current_replica()
-    return np.sum(loss) / (1 if replica is None else replica.num_replicas_in_sync)
+    parts = 1 if replica is None else replica.num_replicas_in_sync
+    return _narrowed(_widened(loss).sum() / parts, loss)
+
+
+def _widened(loss: Any) -> Any:
+    """In a dtype that sums and weights fit into; what is not NumPy's as it is, with its library's rules."""
+    if not isinstance(loss, np.ndarray):
+        return loss
+    if is_narrow_float(loss.dtype):
+        return loss.astype(np.float32)
+    return loss.astype(np.float64) if loss.dtype.kind in "biu" else loss
+
+
+def _narrowed(result: Any, loss: Any) -> Any:
+    return (
+        result.astype(loss.dtype) if isinstance(loss, np.ndarray) and is_narrow_float(loss.dtype) else result
+    )

@@ -34,8 +34,9 @@ def sync_moments(x: Any, axis: int | Sequence[int], *, keepdims: bool = False) -
         keepdims: whether they stay, with length 1.
 
     Returns:
-        Two arrays of the shape of the remaining axes, or two numbers if there are none. float16 and bfloat16 accumulate in
-        float32 and come back in their own dtype; integers give float64. nan where all shares are empty.
+        Two arrays of the shape of the remaining axes, or two numbers if there are none. Sums are float64, and float16 and
+        bfloat16 are squared in float32; the results have the dtype of ``x``, of integers float64. nan where all shares are
+        empty.
 
     Raises:
         ValueError: an axis that ``x`` does not have, or that comes twice; a `PerReplica`.
@@ -199,10 +200,11 @@ class SyncBatchNorm:
             )
         replica = self._replica("backward")
         wide = array.astype(np.result_type(saved.values.dtype, _accumulator(array.dtype)), copy=False)
-        by_beta, by_gamma = wide.sum(axis=axes), (wide * saved.values).sum(axis=axes)
+        by_beta = wide.sum(axis=axes, dtype=np.float64)
+        by_gamma = (wide * saved.values).sum(axis=axes, dtype=np.float64)
         gradient = wide
         if saved.count is not None:
-            sums = np.concatenate([by_beta, by_gamma]).astype(np.float64)
+            sums = np.concatenate([by_beta, by_gamma])
             if replica is not None:
                 sums = replica.communicator.all_reduce(sums, ReduceOp.SUM, name=f"{self.name}.backward")
             through_mean, through_variance = np.split(sums / max(saved.count, 1), 2)
@@ -278,29 +280,31 @@ def _moments(array: Array, axes: tuple[int, ...], replica: ReplicaContext | None
     wide = array.astype(_accumulator(array.dtype), copy=False)
     count = float(np.prod([array.shape[axis] for axis in axes], dtype=np.float64))
     size = int(np.prod([n for i, n in enumerate(array.shape) if i not in axes], dtype=np.int64))
+    rough = rest = squares = np.zeros_like(wide, np.float64, shape=(size,))
     if count:
-        rough = wide.mean(axis=axes, keepdims=True)
-        centred = wide - rough
-        # What rounding left in the mean shows in the centred values, which are small.
-        rest = centred.mean(axis=axes).astype(np.float64).reshape(size)
+        # NumPy adds rows up one after the other, which in float32 loses digits with every thousand of them.
+        about = wide.mean(axis=axes, keepdims=True, dtype=np.float64).astype(wide.dtype)
+        centred = wide - about
+        rough = about.astype(np.float64).reshape(size)
+        # What rounding left of the mean shows in the centred values, which are small.
+        rest = centred.mean(axis=axes, dtype=np.float64).reshape(size)
         np.square(centred, out=centred)
-        mean = rough.astype(np.float64).reshape(size) + rest
-        squares = centred.sum(axis=axes).astype(np.float64).reshape(size) - count * rest * rest
-    else:
-        mean = squares = np.zeros_like(wide, np.float64, shape=(size,))
+        squares = centred.sum(axis=axes, dtype=np.float64).reshape(size) - count * rest * rest
     # float64 also counts beyond 2**24, where float32 stops.
-    own = np.concatenate([mean, squares, np.full_like(mean, count, shape=(1,))])[None]
+    own = np.concatenate([rough, rest, squares, np.full_like(rough, count, shape=(1,))])[None]
     told = own if replica is None else replica.communicator.all_gather(own)
-    means, all_squares, counts = told[:, :size], told[:, size:-1], told[:, -1:]
+    counts = told[:, -1:]
+    roughs, rests, all_squares = (told[:, start : start + size] for start in (0, size, 2 * size))
     total = float(counts.sum())
     if not total:
-        nothing = np.full_like(mean, np.nan)
+        nothing = np.full_like(rough, np.nan)
         return _Moments(nothing, nothing, 0.0)
-    mean = (means * counts).sum(axis=0) / total
-    # The rounding of that quotient shows in the distances from it, as above.
-    mean = mean + ((means - mean) * counts).sum(axis=0) / total
-    squares = (all_squares + counts * np.square(means - mean)).sum(axis=0)
-    return _Moments(mean, np.maximum(squares / total, 0), total)
+    # Any number near the means will do: what counts are the distances from it, which keep all their digits.
+    near = (roughs * counts).sum(axis=0) / total
+    distances = roughs - near + rests
+    distance = (distances * counts).sum(axis=0) / total
+    spread = (all_squares + counts * np.square(distances - distance)).sum(axis=0)
+    return _Moments(near + distance, np.maximum(spread / total, 0), total)
 
 
 def _as_real(x: Any, where: str) -> Array:

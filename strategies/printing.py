@@ -8,7 +8,7 @@ from typing import Any
 from strategies.chief import rank, speaks_for_all
 
 
-def print_on_chief(
+def print(
     *values: Any,
     sep: str = " ",
     end: str = "\n",

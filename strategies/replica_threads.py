@@ -141,12 +141,10 @@ class ReplicaThreads:
         report_after = self._rendezvous.timeout
         while not self._lane.sleep(_POLL):
             failure = self._rendezvous.failure
-            if isinstance(failure, CollectiveTimeoutError) or not isinstance(
-                failure, (Exception, type(None))
-            ):
+            waited = time.monotonic() - started
+            if failure is not None and (_is_silent(failure) or waited > self._rendezvous.timeout):
                 self._release_stuck(failure)
                 return False
-            waited = time.monotonic() - started
             if waited > report_after:
                 report_after *= 2
                 _log.warning(
@@ -204,12 +202,14 @@ class ReplicaThreads:
         reports = []
         for replica, thread_id in enumerate(self._thread_ids):
             if thread_id in frames and not self._rendezvous.has_ended(replica):
-                stack = "".join(traceback.format_stack(frames[thread_id], limit=-4))
+                stack = "".join(traceback.format_stack(frames[thread_id], limit=4))
                 reports.append(f"replica {replica} is at\n{stack.rstrip()}")
         return "; ".join(reports) or "no replica is running"
 
     def _raise(self, failure: BaseException) -> None:
-        errors, self._errors, self._results, self._calls = self._errors, [], [], ()
+        # A replica that was given up may still end, and leave its error.
+        errors, self._errors = self._errors, [None] * self._size
+        self._results, self._calls = [], ()
         if isinstance(failure, CollectiveError):
             # The replicas raised copies, which know the line of the call.
             notes = getattr(failure, "__notes__", ())
@@ -302,6 +302,11 @@ def _work(desk: _Desk, replica: int) -> None:
         context, execute = job
         context.run(execute, replica)
         del job, context, execute  # they hold the strategy, which may be dropped meanwhile
+
+
+def _is_silent(failure: BaseException) -> bool:
+    """Whether it leaves replicas running that won't notice it: one that did not come, or Ctrl-C."""
+    return isinstance(failure, CollectiveTimeoutError) or not isinstance(failure, Exception)
 
 
 def _deliver_pending_exception() -> None:

@@ -6,11 +6,11 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, final
+from typing import Any, Self, cast, final
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from collectives.arrays import asarray
 from collectives.communication_options import CommunicationOptions, CrossDeviceOps
 from collectives.devices import Device
 from collectives.flight_recorder import FlightRecorder
+from collectives.indexed_slices import IndexedSlices
 from collectives.reduce_op import ReduceOp
 from collectives.rendezvous import Rendezvous
 from collectives.selection import local_communicators, require_available
@@ -228,8 +229,8 @@ class Strategy(ABC):
         else:
             calls = [partial(fn, *args, **kwargs) if args or kwargs else fn] * size
         # A function may be made anew for each step, its code is the same one.
-        results = crew.threads.run(calls, getattr(fn, "__code__", type(fn)))
-        return regroup(results, _snapshots)
+        results = crew.threads.run(calls, cast(Hashable, getattr(fn, "__code__", type(fn))))
+        return regroup(results, _snapshots, one=_snapshot)
 
     @contextmanager
     def trace(
@@ -572,11 +573,11 @@ class Strategy(ABC):
             )
 
     def _crew(self, depth: int) -> _Crew:
+        if self._is_closed:
+            raise RuntimeError(f"{self!r}.run: called after close(); make a new strategy")
         crews = self._crews
         if depth < len(crews) and not crews[depth].threads.is_broken:
             return crews[depth]
-        if self._is_closed:
-            raise RuntimeError(f"{self!r}.run: called after close(); make a new strategy")
         while len(crews) <= depth:
             crews.append(_Crew(self, len(crews)))
         if crews[depth].threads.is_broken:
@@ -629,8 +630,10 @@ def _like(result: Any, like: Any) -> Any:
 
 
 def _snapshot(leaf: Any) -> Any:
-    if type(leaf) is np.ndarray and leaf.base is not None and is_variable_memory(leaf):
-        return leaf.copy()
+    if type(leaf) is np.ndarray:
+        return leaf.copy() if leaf.base is not None and is_variable_memory(leaf) else leaf
+    if type(leaf) is IndexedSlices:
+        return IndexedSlices(_snapshot(leaf.values), _snapshot(leaf.indices), leaf.dense_shape)
     return leaf
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from collectives.arrays import Array, is_host
 from collectives.devices import Device
 from variables.flat_memory import FlatMemory, Place
-from variables.replica_context import Context, Owner
+from variables.replica_context import Context, Owner, ReplicaContext
 from variables.variable import Variable, VariableSpec, Write, require_plain
 
 _HOST = Device("cpu")
@@ -109,7 +109,7 @@ class LocalVariable(Variable):
 
     def _write_in(
         self,
-        context: Context | None,  # noqa: ARG002  # as above
+        context: Context | None,
         write: Write,
         value: Any,
         read_value: bool,
@@ -117,7 +117,11 @@ class LocalVariable(Variable):
     ) -> Any:
         require_plain(self, write, value)
         self.apply(write, value)
-        return self if read_value else None
+        if not read_value:
+            return None
+        # As other kinds do, so that a step returns the same on any strategy; components are returned as themselves.
+        in_step = isinstance(context, ReplicaContext) and self.distributed is None
+        return self._read_only if in_step else self
 
 
 _alone = FlatMemory([_HOST])

@@ -111,8 +111,16 @@ def select_arguments(
     return [(select(args, i), select(kwargs, i)) for i in range(num_replicas)]
 
 
+def _itself(leaf: Any) -> Any:
+    return leaf
+
+
 def regroup(
-    structures: Sequence[Any], wrap: Callable[[Sequence[Any]], Any] = PerReplica, *, always: bool = False
+    structures: Sequence[Any],
+    wrap: Callable[[Sequence[Any]], Any] = PerReplica,
+    *,
+    always: bool = False,
+    one: Callable[[Any], Any] = _itself,
 ) -> Any:
     """One structure out of the replicas' structures, with a distributed value for each leaf.
 
@@ -120,13 +128,14 @@ def regroup(
         structures: one for each local replica; where the first one is a leaf, the others may be anything.
         wrap: makes the distributed value of a leaf's components.
         always: wrap also a leaf that is the same object on all replicas; otherwise that object stands for itself.
+        one: makes of that object what stands for it.
 
     Raises:
         ValueError: the replicas' structures differ.
     """
     first = structures[0]
     if not isinstance(first, _CONTAINERS):
-        return _regroup_leaf(structures, wrap, always)
+        return _regroup_leaf(structures, wrap, always, one)
     leaves, spec = _flattened(first)
     by_replica = [leaves]
     for replica, other in enumerate(structures[1:], start=1):
@@ -137,13 +146,18 @@ def regroup(
                 f"{_sketch(other)}; need the same containers, lengths and keys from every replica"
             )
         by_replica.append(other_leaves)
-    return spec.unflatten([_regroup_leaf(leaf, wrap, always) for leaf in zip(*by_replica, strict=True)])
+    return spec.unflatten([_regroup_leaf(leaf, wrap, always, one) for leaf in zip(*by_replica, strict=True)])
 
 
-def _regroup_leaf(components: Sequence[Any], wrap: Callable[[Sequence[Any]], Any], always: bool) -> Any:
+def _regroup_leaf(
+    components: Sequence[Any],
+    wrap: Callable[[Sequence[Any]], Any],
+    always: bool,
+    one: Callable[[Any], Any],
+) -> Any:
     first = components[0]
     if not always and all(component is first for component in components):
-        return first
+        return one(first)
     # The components of one variable, one from each replica, are that variable.
     whole = getattr(first, "distributed", None)
     if whole is not None and all(

@@ -171,7 +171,7 @@ class Variable(ArrayBehaviour):
 
     @property
     def components(self) -> tuple[Variable, ...]:
-        """The plain variables that it is made of, by local replica; itself if it is plain."""
+        """The plain variables that it is made of, by local replica, or by shard; itself if it is plain."""
         raise NotImplementedError  # not @abstractmethod, as type checkers must let users call Variable(...)
 
     # ---------------------------------------------------------------- reading

@@ -30,11 +30,11 @@ class ArrayLibrary(ABC):
         """
 
     @abstractmethod
-    def from_array(self, array: npt.NDArray[Any], like: Any) -> Any:
+    def from_array(self, array: Any, like: Any) -> Any:
         """An array of this library that shares the memory of a NumPy or CuPy one, where the library can.
 
         Args:
-            array: any; nobody may write to it as long as the library believes that its arrays don't change.
+            array: a NumPy or CuPy array, or a NumPy number; nobody may write to it as long as the library believes that its arrays don't change.
             like: one that it `owns`: the result lies on its device, copied there if need be.
 
         Raises:

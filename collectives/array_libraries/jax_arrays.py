@@ -41,7 +41,7 @@ class JaxArrays(ArrayLibrary):
                 f"{where}: got {value.aval.str_short()}, which NumPy cannot see ({error}); need an array of numbers"
             ) from error
 
-    def from_array(self, array: npt.NDArray[Any], like: Any) -> Any:
+    def from_array(self, array: Any, like: Any) -> Any:
         jax = self._jax
         if not isinstance(array, (np.ndarray, np.generic)):
             result = jax.dlpack.from_dlpack(array)

@@ -52,7 +52,7 @@ class TorchTensors(ArrayLibrary):
             ) from error
         return array
 
-    def from_array(self, array: npt.NDArray[Any], like: Any) -> Any:
+    def from_array(self, array: Any, like: Any) -> Any:
         if isinstance(array, (np.ndarray, np.generic)):
             return self._from_host(np.asarray(array)).to(like.device)
         return self._torch.from_dlpack(array).to(like.device)

@@ -8,7 +8,6 @@ import threading
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, final
 
@@ -27,6 +26,7 @@ from strategies.checkpoints.file_format import (
     num_chunks,
     stored_as,
 )
+from strategies.checkpoints.states import references
 
 _MOST_THREADS = 4
 _SCRATCH_BYTES = 1 << 20
@@ -204,6 +204,8 @@ class ArrayFile:
         states = index["states"]
         if not isinstance(states, dict):
             raise self._damaged("its states are none")
+        if not {name for state in states.values() for name in references(state)} <= set(arrays):
+            raise self._damaged("its states speak of arrays that it doesn't have")
         return arrays, states
 
     def _damaged(self, what: str) -> CheckpointError:
@@ -215,9 +217,27 @@ class ArrayFile:
 
 def _share(work: Callable[[Any], None], tasks: Sequence[Any], num_bytes: int) -> None:
     """Do the tasks, on several threads where that pays."""
-    if num_bytes <= CHUNK_BYTES:
-        for task in tasks:
-            work(task)
-        return
-    with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "checkpoint") as executor:
-        list(executor.map(work, tasks))
+    left = iter(tasks)
+    mutex = threading.Lock()
+    failures: list[BaseException] = []
+
+    def take() -> None:
+        while not failures:
+            with mutex:
+                task = next(left, None)
+            if task is None:
+                return
+            try:
+                work(task)
+            except BaseException as failure:  # noqa: BLE001  # raised below, on the caller's thread
+                failures.append(failure)
+
+    count = 1 if num_bytes <= CHUNK_BYTES else min(_MOST_THREADS, os.cpu_count() or 1)
+    others = [threading.Thread(target=take, name=f"checkpoint {i}", daemon=True) for i in range(1, count)]
+    for other in others:
+        other.start()
+    take()
+    for other in others:
+        other.join()  # it waits for nobody
+    if failures:
+        raise failures[0]

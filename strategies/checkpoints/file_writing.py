@@ -10,10 +10,10 @@ from __future__ import annotations
 import fcntl
 import glob
 import os
+import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,14 @@ def write_file(path: Path, arrays: Sequence[SavedArray], states: Mapping[str, An
 
 def _write(file: int, arrays: Sequence[SavedArray], states: Mapping[str, Any]) -> None:
     pieces = [[as_bytes(np.ascontiguousarray(piece)) for piece in array.pieces] for array in arrays]
-    with ThreadPoolExecutor(1, "checksums") as executor:
-        computing = executor.submit(lambda: [_checksums(of_array) for of_array in pieces])
-        _write_all(file, [memoryview(header(arrays, None, states)), *(p for each in pieces for p in each)])
-        checksums = computing.result()
+    checksums: list[list[int]] = []
+    # A plain thread: executors refuse to work for a save that the end of the program waits for.
+    computing = threading.Thread(
+        target=lambda: checksums.extend(map(_checksums, pieces)), name="checksums", daemon=True
+    )
+    computing.start()
+    _write_all(file, [memoryview(header(arrays, None, states)), *(p for each in pieces for p in each)])
+    computing.join()  # it waits for nobody
     by_name = {array.name: checksum for array, checksum in zip(arrays, checksums, strict=True)}
     os.lseek(file, 0, os.SEEK_SET)
     _write_all(file, [memoryview(header(arrays, by_name, states))])

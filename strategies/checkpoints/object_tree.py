@@ -18,9 +18,17 @@ from strategies.checkpoints.entries import (
     data_entry,
     parts_of,
 )
-from strategies.checkpoints.optimizer_state import known_variables, numbers_of, restore_numbers, slots_of
+from strategies.checkpoints.optimizer_state import (
+    known_variables,
+    numbers_of,
+    restore_numbers,
+    restore_scale,
+    scale_of,
+    slots_of,
+)
 from strategies.checkpoints.random_states import is_random_source, random_state, restore_random_state
 from strategies.checkpoints.states import Stateful, is_data
+from strategies.optimizers.loss_scale import LossScaleOptimizer
 from strategies.optimizers.optimizer import Optimizer
 from variables.values import DistributedValues
 from variables.variable import Variable
@@ -131,6 +139,9 @@ class ObjectTree:
         elif isinstance(value, Optimizer):
             self.optimizers[name] = value
             self.states[name] = StateEntry(name, partial(numbers_of, value), partial(restore_numbers, value))
+        elif isinstance(value, LossScaleOptimizer):
+            self.states[name] = StateEntry(name, partial(scale_of, value), partial(restore_scale, value))
+            self._add(f"{name}/inner_optimizer", value.inner_optimizer, value, "inner_optimizer", above)
         elif is_random_source(value):
             self.states[name] = StateEntry(
                 name, partial(random_state, value), partial(restore_random_state, value)

@@ -13,6 +13,10 @@ from collectives.arrays import ALIGNMENT, Array
 from strategies.checkpoints.file_format import SavedArray
 
 
+_TO_START = 60.0
+"""Seconds that the thread waits for the word to begin, which comes at once."""
+
+
 @final
 class PendingSave:
     """A save that goes on in a thread of its own. The program does not exit before it has ended.
@@ -27,7 +31,10 @@ class PendingSave:
         self._error: BaseException | None = None
         self._is_told = False
 
+        go = threading.Event()
+
         def run() -> None:
+            go.wait(_TO_START)
             try:
                 write()
             except BaseException as error:  # noqa: BLE001  # raised by wait(), or by the next save
@@ -35,6 +42,8 @@ class PendingSave:
 
         self._thread = threading.Thread(target=run, name=f"save {path}")
         self._thread.start()
+        # Not before: the new thread would hold the interpreter, and the step stand still for it.
+        go.set()
 
     @property
     def done(self) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 from strategies.checkpoints.entries import ArrayEntry, Filled, StateEntry
-from strategies.checkpoints.errors import CheckpointError, CheckpointMismatchError
+from strategies.checkpoints.errors import CheckpointMismatchError
 from strategies.checkpoints.file_reading import ArrayFile
 from strategies.checkpoints.object_tree import ObjectTree
 from strategies.checkpoints.states import decode, references
@@ -32,11 +32,6 @@ class Restoration:
         self._file.verify()
         self._known = ObjectTree()
         in_states = {name for state in self._file.states.values() for name in references(state)}
-        if not in_states <= set(self._file.arrays):
-            raise CheckpointError(
-                f"restore: {str(path)!r} can't be used: its states speak of arrays that it doesn't have; need a whole file "
-                "as Checkpoint.save wrote it — take an earlier checkpoint"
-            )
         self._values = set(self._file.states) | (set(self._file.arrays) - in_states)
         self._values = {name for name in self._values if not name.startswith("$")}
         self._unused = set(self._values)

@@ -89,7 +89,7 @@ def references(encoded: Any) -> list[str]:
     """The names of the arrays that belong to an encoded state."""
     if isinstance(encoded, dict):
         if set(encoded) == {_ARRAY}:
-            return [str(encoded[_ARRAY])]
+            return [encoded[_ARRAY]]
         return [name for item in encoded.values() for name in references(item)]
     return [name for item in encoded for name in references(item)] if isinstance(encoded, list) else []
 

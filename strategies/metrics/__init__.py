@@ -10,10 +10,12 @@ from strategies.metrics.confusion_matrix import ConfusionMatrix as ConfusionMatr
 from strategies.metrics.metric import Comparison as Comparison
 from strategies.metrics.metric import Metric as Metric
 from strategies.metrics.precision_recall import Average as Average
+from strategies.metrics.precision_recall import ClassScore as ClassScore
 from strategies.metrics.precision_recall import F1Score as F1Score
 from strategies.metrics.precision_recall import Precision as Precision
 from strategies.metrics.precision_recall import Recall as Recall
 from strategies.metrics.regression import MeanAbsoluteError as MeanAbsoluteError
+from strategies.metrics.regression import MeanError as MeanError
 from strategies.metrics.regression import MeanSquaredError as MeanSquaredError
 from strategies.metrics.regression import R2Score as R2Score
 from strategies.metrics.regression import RootMeanSquaredError as RootMeanSquaredError

@@ -9,12 +9,13 @@ from enum import Enum
 from typing import Any, TypedDict, final
 
 from collectives.arrays import Array
+from collectives.flight_recorder import Mark, clock
 from collectives.reduce_op import ReduceOp, parse_member
 from collectives.rendezvous import Call
 from strategies.optimizers.clipping import Clipping
 from strategies.optimizers.contribution import Contribution, checked_slices
 from strategies.optimizers.gradient_memory import GradientMemory, place_of
-from strategies.optimizers.plan import Plan, Settings, Update
+from strategies.optimizers.plan import LossScale, Plan, Settings, Update
 from strategies.optimizers.sparse_rows import SparseRows, reduced_slices
 from strategies.optimizers.update_rule import UpdateRule
 from variables.local_variable import LocalVariable
@@ -128,6 +129,11 @@ class Optimizer:
         """Those that it updates, a sharded one as its shards: set by `build`, or by the first update."""
         return tuple(self._known.values())
 
+    @property
+    def variables_with_slots(self) -> tuple[Variable, ...]:
+        """Those that there are slots of, made by an update or by `slot`: what a checkpoint holds."""
+        return tuple(self._memory.variables.values())
+
     def build(self, variables: Iterable[Variable]) -> None:
         """Say which variables there are to update, before the first update or, to add some, later.
 
@@ -212,14 +218,13 @@ class Optimizer:
         self.apply_scaled_gradients(grads_and_vars, None)
 
     def apply_scaled_gradients(
-        self, grads_and_vars: Iterable[tuple[Any, Variable]], loss_scale: Callable[[], float] | None
+        self, grads_and_vars: Iterable[tuple[Any, Variable]], loss_scale: LossScale | None
     ) -> bool:
         """`apply_gradients` of gradients that were multiplied by a loss scale, unless any of them is not finite.
 
         Args:
             grads_and_vars: as in `apply_gradients`.
-            loss_scale: gives the scale; called once for all replicas. None if they were not multiplied, and are not
-                looked at.
+            loss_scale: the scale, which learns what has become of it; None if there was none.
 
         Returns:
             Whether the update was made, the same on all replicas.
@@ -238,6 +243,22 @@ class Optimizer:
             if any(isinstance(variable, ShardedVariable) for variable in variables):
                 return self.apply_scaled_gradients(_without_shards(pairs), loss_scale)
             group = self._new_group(key, variables, replica)
+        marks = None if replica is None else replica.rendezvous.recorder.marks
+        if replica is None or marks is None:
+            return self._apply(group, gradients, replica, loss_scale)
+        began, step = clock(), replica.rendezvous.step
+        is_made = self._apply(group, gradients, replica, loss_scale)
+        mark = Mark("apply_gradients", self.name, step, began, clock(), {"variables": variables})
+        marks[replica.local_replica_id].append(mark)
+        return is_made
+
+    def _apply(
+        self,
+        group: _Group,
+        gradients: Sequence[Any],
+        replica: ReplicaContext | None,
+        loss_scale: LossScale | None,
+    ) -> bool:
         number = 0 if replica is None else replica.local_replica_id
         contribution = Contribution(gradients, number, self._hands_out)
         if not contribution.missing:
@@ -287,7 +308,7 @@ class Optimizer:
         return True
 
     def _begin(
-        self, group: _Group, contributions: Sequence[Contribution], loss_scale: Callable[[], float] | None
+        self, group: _Group, contributions: Sequence[Contribution], loss_scale: LossScale | None
     ) -> Plan:
         first = contributions[0]
         if any(c.missing or c.sparse != first.sparse for c in contributions):
@@ -309,7 +330,7 @@ class Optimizer:
                 )
                 for position in plan.sparse
             },
-            None if loss_scale is None else float(loss_scale()),
+            loss_scale,
         )
         plan.begin(update)
         return plan

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import numpy as np
 
@@ -29,6 +29,17 @@ from strategies.optimizers.update_rule import UpdateRule
 
 _SHARED_FROM = 4 << 20
 """Bytes read and written in an update from which the replicas share it; below, waking them takes longer."""
+
+
+class LossScale(Protocol):
+    """What gradients were multiplied by, and what becomes of that."""
+
+    @property
+    def loss_scale(self) -> float:
+        """The number now."""
+
+    def settle(self, is_finite: bool) -> None:
+        """Take in whether all gradients were finite; called once for all replicas, before the update."""
 
 
 @final
@@ -64,15 +75,15 @@ class Update:
         learning_rate: its learning rate.
         lent: by replica, the flat gradients of the large variables, in the order of the plan.
         sparse: by sparse variable, its gradient, reduced.
-        loss_scale: what the gradients were multiplied by, or None if they were not: the update is then made only if all
-            are finite.
+        loss_scale: what the gradients were multiplied by; the update is then made only if all are finite. None if they
+            were not multiplied, and are not looked at.
     """
 
     step: int
     learning_rate: float
     lent: Sequence[Sequence[Array]]
     sparse: Mapping[int, IndexedSlices] = field(default_factory=dict)
-    loss_scale: float | None = None
+    loss_scale: LossScale | None = None
 
 
 @final
@@ -151,10 +162,12 @@ class Plan:
         """Between two walks: whether there is a second one."""
         update, bound = self._update, self._clipping.global_norm
         if update.loss_scale is not None:
-            finite = [bool(np.isfinite(slices.values).all()) for slices in update.sparse.values()]
-            if not all(self._finite) or not all(finite):
+            sparse = all(bool(np.isfinite(slices.values).all()) for slices in update.sparse.values())
+            is_finite = sparse and all(self._finite)
+            self._factor = 1 / update.loss_scale.loss_scale
+            update.loss_scale.settle(is_finite)
+            if not is_finite:
                 return False
-            self._factor = 1 / update.loss_scale
         if bound is not None:
             squares = math.fsum([*self._squares, *(sum_of_squares(s.values) for s in update.sparse.values())])
             self._factor *= clip_scale(math.sqrt(squares) * self._factor, bound)
@@ -197,7 +210,7 @@ class Plan:
             return piece.packed
         return [lent[piece.large][piece.part] for lent in self._update.lent]
 
-    def _reduce_piece(self, piece: _Piece, replica: int) -> None:
+    def _reduce_piece(self, piece: _Piece, replica: int) -> None:  # noqa: ARG002  # as _update_piece
         gradients = self._gradients(piece)
         # The sums go where the first replica's gradients are, or would be if they weren't read elsewhere.
         total = self._reduced(gradients, piece.total)
@@ -210,7 +223,6 @@ class Plan:
             self._finite.append(bool(np.isfinite(piece.total).all()))
         if self._clipping.global_norm is not None:
             self._squares.append(sum_of_squares(piece.total))
-        del replica
 
     def _update_piece(self, piece: _Piece, replica: int) -> None:
         parameters, *copies = piece.parameters

@@ -228,11 +228,7 @@ def _kinds(timeline: Timeline) -> list[CallTimes]:
     if any(updates):
         waited = sum(call.waited for call in meetings)
         worked = sum(mark.ended - mark.began for mine in updates for mark in mine) - waited
-        num_bytes = sum(
-            variable.size * variable.dtype.itemsize
-            for mark in updates[0]
-            for variable in mark.args["variables"]
-        )
+        num_bytes = sum(mark.args["bytes"] for mark in updates[0])
         count = max(len(mine) for mine in updates)
         found.append(CallTimes("apply_gradients", count, num_bytes, worked * _NS / size, waited * _NS / size))
     for kind, calls in by_kind.items():

@@ -6,8 +6,8 @@ came it has waited; what follows is the work. Whatever is neither a collective n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, final
 
@@ -151,7 +151,7 @@ class Timeline:
             for mark in mine
             if mark.kind == "step"
         ]
-        others = tuple(tuple(mark for mark in mine if mark.kind != "step") for mine in marks)
+        others = tuple(tuple(_described(mine)) for mine in marks)
         calls = _calls(replicas, logs, {(s.replica, s.step): s.ended for s in steps}, began, ended)
         return cls(tuple(replicas), began, ended, tuple(steps), tuple(calls), others)
 
@@ -208,7 +208,6 @@ class Timeline:
                         Interval(replica, Kind.SPAN, mark.name, mark.began, mark.ended, depth, mark.args)
                     )
                     continue
-                args = _of_variables(mark.args)
                 found.append(
                     Interval(
                         replica,
@@ -217,7 +216,7 @@ class Timeline:
                         mark.began,
                         mark.ended,
                         depth,
-                        args,
+                        mark.args,
                     )
                 )
                 for call in meetings.get((replica, mark.step), ()):
@@ -273,6 +272,16 @@ def gaps(
     return pieces
 
 
+@dataclass(slots=True)
+class _Visit:
+    """A replica's part of a meeting, and of those that continue it."""
+
+    replica: int
+    record: Record
+    ended: int
+    is_complete: bool
+
+
 def _calls(
     replicas: Sequence[int],
     logs: Sequence[Iterable[Record]],
@@ -280,42 +289,53 @@ def _calls(
     began: int,
     ended: int,
 ) -> list[TracedCall]:
-    found: list[TracedCall] = []
+    visits: list[_Visit] = []
     for replica, log in zip(replicas, logs, strict=True):
-        before: TracedCall | None = None
-        for step, number, call, num_bytes, came, left in log:
+        before: _Visit | None = None
+        for record in log:
+            step, _, call, _, came, left = record
             if came < began:
                 continue
             # Who was released by a failure went on no later than its step ended.
-            until = left or ends.get((replica, step), ended)
-            if call.is_continuation and before is not None and before.step == step:
-                before = found[-1] = replace(before, ended=until, is_complete=bool(left))
+            until = left or max(came, ends.get((replica, step), ended))
+            if before is not None and call.is_continuation and before.record[0] == step:
+                before.ended, before.is_complete = until, bool(left)
                 continue
-            size = call.num_bytes if num_bytes is None else num_bytes
-            before = TracedCall(
-                replica, step, number, call, size, came, came, max(came, until), replica, bool(left)
-            )
-            found.append(before)
-    return _with_last(found, len(replicas))
+            before = _Visit(replica, record, until, bool(left))
+            visits.append(before)
+    # By step and number: how many came, and when and who was the last.
+    meetings: dict[tuple[int, int], tuple[int, int, int]] = {}
+    for visit in visits:
+        step, number, call, _, came, _ = visit.record
+        if call.kind not in _POINT_TO_POINT:
+            count, latest, last = meetings.get((step, number), (0, -1, -1))
+            later = (came, visit.replica) if came > latest else (latest, last)
+            meetings[step, number] = (count + 1, *later)
+    return [_traced_call(visit, meetings, len(replicas)) for visit in visits]
 
 
-def _with_last(calls: Sequence[TracedCall], size: int) -> list[TracedCall]:
-    """The calls, knowing when the last replica came to each."""
-    meetings: dict[tuple[int, int], list[TracedCall]] = {}
-    for call in calls:
-        if call.call.kind not in _POINT_TO_POINT:
-            meetings.setdefault((call.step, call.number), []).append(call)
-    known = []
-    for call in calls:
-        group = meetings.get((call.step, call.number), [])
-        if call.call.kind in _POINT_TO_POINT:
-            known.append(call)
-        elif len(group) < size and not call.is_complete:  # somebody never came
-            known.append(replace(call, all_came=call.ended))
-        else:
-            last = max(group, key=lambda other: other.began)
-            known.append(replace(call, all_came=min(last.began, call.ended), last=last.replica))
-    return known
+def _traced_call(
+    visit: _Visit, meetings: Mapping[tuple[int, int], tuple[int, int, int]], size: int
+) -> TracedCall:
+    step, number, call, num_bytes, came, _ = visit.record
+    if call.kind in _POINT_TO_POINT:
+        all_came, last = came, visit.replica
+    else:
+        count, all_came, last = meetings[step, number]
+        if count < size and not visit.is_complete:  # somebody never came
+            all_came, last = visit.ended, visit.replica
+    return TracedCall(
+        visit.replica,
+        step,
+        number,
+        call,
+        call.num_bytes if num_bytes is None else num_bytes,
+        came,
+        min(all_came, visit.ended),
+        visit.ended,
+        last,
+        visit.is_complete,
+    )
 
 
 def _call_intervals(call: TracedCall, depth: int) -> list[Interval]:
@@ -347,10 +367,19 @@ def _call_intervals(call: TracedCall, depth: int) -> list[Interval]:
     return found
 
 
-def _of_variables(args: Mapping[str, Any]) -> dict[str, Any]:
-    variables = args["variables"]
-    return {
-        "variables": [variable.name for variable in variables],
-        "bytes": sum(variable.size * variable.dtype.itemsize for variable in variables),
-        "dtype": ", ".join(sorted({str(variable.dtype) for variable in variables})),
-    }
+def _described(marks: Iterable[Mark]) -> Iterator[Mark]:
+    """The marks without the steps', and with what is to be said of variables instead of the variables themselves."""
+    known: dict[tuple[int, ...], dict[str, Any]] = {}
+    for mark in marks:
+        if mark.kind == "span":
+            yield mark
+        elif mark.kind == "apply_gradients":
+            variables = mark.args["variables"]
+            key = tuple(map(id, variables))
+            if key not in known:
+                known[key] = {
+                    "variables": [variable.name for variable in variables],
+                    "bytes": sum(variable.size * variable.dtype.itemsize for variable in variables),
+                    "dtype": ", ".join(sorted({str(variable.dtype) for variable in variables})),
+                }
+            yield mark._replace(args=known[key])

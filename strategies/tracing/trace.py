@@ -7,13 +7,14 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
 
-from collectives.flight_recorder import FlightRecorder, Mark, clock
+from collectives.flight_recorder import FlightRecorder, Mark, Record, clock
 from collectives.whole_file import write_whole
 from strategies.tracing.chrome import chrome_trace
 from strategies.tracing.plot import save_timeline
@@ -23,6 +24,9 @@ from variables.replica_context import ReplicaContext, current
 
 if TYPE_CHECKING:
     from rich.console import Group
+
+_Kept = tuple[list[deque[Record]], list[list[Mark]], int]
+"""Logs and marks by position, and when the trace ended."""
 
 _log = logging.getLogger("xpdistribute")
 
@@ -67,6 +71,7 @@ class Trace:
         self._max_events = max_events
         self._process_id = 0
         self._began = self._started_at = 0
+        self._kept: _Kept | None = None
         self._timeline: Timeline | None = None
         self.is_cut_short = False
         """Whether it has reached ``max_events``."""
@@ -79,7 +84,7 @@ class Trace:
             _require_writable(self.path)
         self._recorder.keep_everything()
         self._process_id = os.getpid()
-        self._timeline = None
+        self._kept = self._timeline = None
         self._began, self._started_at = clock(), time.time_ns()
         return self
 
@@ -117,9 +122,8 @@ class Trace:
         return partial(_run_traced, step, marks, depth)
 
     def _finish(self) -> None:
-        if self._timeline is None:
-            logs, marks = self._recorder.keep_the_last()
-            self._timeline = Timeline.of(self._recorder.members, logs, marks, self._began, clock())
+        if self._kept is None:
+            self._kept = (*self._recorder.keep_the_last(), clock())
 
     # ---------------------------------------------------------- what can be seen
 
@@ -130,16 +134,22 @@ class Trace:
         Raises:
             RuntimeError: it has not begun.
         """
-        if self._timeline is not None:
-            return self._timeline
         if not self._process_id:
             raise RuntimeError(
                 "trace: has not begun; need what happens in its block — with strategy.trace() as trace:"
             )
-        marks = self._recorder.marks
-        assert marks is not None
-        logs = [list(log) for log in self._recorder.logs]
-        return Timeline.of(self._recorder.members, logs, [list(mine) for mine in marks], self._began, clock())
+        if self._timeline is not None:
+            return self._timeline
+        if self._kept is None:
+            recorder, marks = self._recorder, self._recorder.marks
+            assert marks is not None
+            # Copies, as replicas may be adding to them.
+            logs: Sequence[Iterable[Record]] = [list(log) for log in recorder.logs]
+            return Timeline.of(recorder.members, logs, [list(mine) for mine in marks], self._began, clock())
+        kept, marks, ended = self._kept
+        self._timeline = Timeline.of(self._recorder.members, kept, marks, self._began, ended)
+        self._kept = ([], [], ended)  # the timeline has it all
+        return self._timeline
 
     @property
     def statistics(self) -> Summary:

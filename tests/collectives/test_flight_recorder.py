@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from collectives import (
     TracedCommunicator,
 )
 from collectives.flight_recorder import ENVIRONMENT
-from collectives.rendezvous import Call, Rendezvous
+from collectives.rendezvous import Rendezvous
 
 OnThreads = Callable[[Sequence[Communicator], Callable[[Communicator], Any]], list[Any]]
 
@@ -82,7 +83,7 @@ def test_every_collective_has_the_same_number_on_all_ranks_and_its_bytes_op_and_
         assert calls[2].num_bytes == 16 * (rank + 1)
         assert (calls[0].call.name, calls[0].call.words) == ("loss", ["SUM", "float32 of shape (4, 2)"])
         assert all(call.began <= call.ended for call in calls)
-        assert all(first.ended <= then.began for first, then in zip(calls, calls[1:], strict=False))
+        assert all(first.ended <= then.began for first, then in pairwise(calls))
 
 
 def test_a_collective_whose_work_is_shared_is_one_call(on_threads: OnThreads) -> None:
@@ -306,7 +307,7 @@ def test_the_wrapper_records_each_call_of_any_backend(on_threads: OnThreads) -> 
     np.testing.assert_array_equal(first[0], np.arange(4.0))
     np.testing.assert_array_equal(second[2], [4.0, 6.0])
     assert first[6] == [0, 1]
-    kinds = "all_reduce reduce reduce_scatter broadcast all_gather all_to_all all_gather_object".split()
+    kinds = ["all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "all_to_all", "all_gather_object"]
     for rank, middle in enumerate(("send", "recv")):
         calls = recorders[rank].calls(rank)
         assert [call.call.kind for call in calls] == [*kinds, middle, "barrier"]

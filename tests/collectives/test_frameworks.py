@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -233,7 +234,7 @@ def each_collective(end: Communicator, make: Callable[[Any], Any], **like: Any) 
     }
 
 
-EXPECTED = {
+EXPECTED: dict[str, list[Any]] = {
     "all_reduce": [[3, 4], [3, 4]],
     "all_reduce_coalesced": [[2, 2], [2, 2]],
     "reduce": [None, [1.5, 2]],
@@ -260,9 +261,8 @@ def test_every_collective_gives_back_what_it_was_given(library: Torch | Jax, on_
 def test_every_collective_gives_back_what_like_is(library: Torch | Jax, on_threads: OnThreads) -> None:
     for make, like in ((library.make, np.empty(0)), (np.array, library.make([0.0]))):
         kind = np.ndarray if isinstance(like, np.ndarray) else library.kind
-        results = on_threads(
-            InProcessCommunicator.group(2, 20.0), lambda end, m=make, k=like: each_collective(end, m, like=k)
-        )
+        body = partial(each_collective, make=make, like=like)
+        results = on_threads(InProcessCommunicator.group(2, 20.0), body)
         for rank, by_name in enumerate(results):
             for name, result in by_name.items():
                 assert (result is None) if EXPECTED[name][rank] is None else isinstance(result, kind), name

@@ -331,6 +331,87 @@ def test_a_schedule_stays_the_programs_own(tmp_path: Path) -> None:
     assert callable(optimizer.learning_rate)
 
 
+def test_the_loss_scale_and_what_it_depends_on_come_back(tmp_path: Path) -> None:
+    def made() -> tuple[D.LossScaleOptimizer, D.Variable]:
+        return D.LossScaleOptimizer(D.SGD(0.5, momentum=0.9), 4.0, dynamic_growth_steps=2), D.Variable([1.0])
+
+    def train(optimizer: D.LossScaleOptimizer, w: D.Variable, gradients: list[float]) -> list[float]:
+        for gradient in gradients:
+            optimizer.apply_gradients([(np.array([gradient * optimizer.loss_scale]), w)])
+        return [optimizer.loss_scale, optimizer.iterations, optimizer.skipped_steps, float(w[0])]
+
+    optimizer, w = made()
+    train(optimizer, w, [1.0, 1.0, np.inf, 1.0])
+    path = D.Checkpoint(optimizer=optimizer, w=w).save(tmp_path / "c")
+    expected = train(optimizer, w, [1.0, 1.0, 1.0])
+    optimizer, w = made()
+    D.Checkpoint(optimizer=optimizer, w=w).restore(path).assert_consumed()
+    assert train(optimizer, w, [1.0, 1.0, 1.0]) == expected
+
+
+def test_metrics_averages_and_replica_generators_come_back(mirrored: MakeStrategy, tmp_path: Path) -> None:
+    def made(strategy: D.Strategy) -> dict[str, Any]:
+        with strategy.scope():
+            w = D.Variable([0.0, 0.0])
+            return {
+                "metric": D.metrics.Mean(),
+                "average": D.ExponentialMovingAverage([w], 0.9),
+                "generators": D.ReplicaGenerators(3),
+                "w": w,
+            }
+
+    strategy = mirrored(2)
+    first = made(strategy)
+    strategy.run(lambda: first["metric"].update_state([1.0, 2.0]))
+    first["w"].assign([1.0, 2.0])
+    first["average"].update()
+    strategy.run(lambda: first["generators"].own().random())
+    path = D.Checkpoint(**first).save(tmp_path / "c")
+    second = made(strategy)
+    D.Checkpoint(**second).restore(path).assert_consumed()
+    assert second["metric"].result() == first["metric"].result() == 1.5
+    assert second["average"].average(second["w"]).tolist() == first["average"].average(first["w"]).tolist()
+    for one, other in zip(
+        *(
+            strategy.experimental_local_results(strategy.run(lambda o=o: o["generators"].own().random()))
+            for o in (first, second)
+        ),
+        strict=True,
+    ):
+        assert one == other
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: D.Adagrad(0.1),
+        lambda: D.RMSprop(0.1, momentum=0.9, centered=True),
+        lambda: D.LAMB(0.1),
+        lambda: D.AdamW(0.1),
+    ],
+    ids=["adagrad", "rmsprop", "lamb", "adamw"],
+)
+def test_slots_of_every_rule_restore_also_into_shards(make: Callable[[], D.Optimizer], tmp_path: Path) -> None:
+    def sharded(sizes: list[int], value: Any) -> D.ShardedVariable:
+        return D.ShardedVariable([D.Variable(part) for part in np.split(value, np.cumsum(sizes)[:-1])])
+
+    value, gradients = np.arange(10.0).reshape(5, 2) + 1, np.random.default_rng(0).normal(size=(4, 5, 2))
+    one, optimizer = sharded([3, 2], value), make()
+    for gradient in gradients[:2]:
+        optimizer.apply_gradients([(gradient, one)])
+    path = D.Checkpoint(table=one, optimizer=optimizer).save(tmp_path / "c")
+    other, resumed = sharded([1, 4], np.zeros((5, 2))), make()
+    D.Checkpoint(table=other, optimizer=resumed).restore(path).assert_consumed()
+    for slot in optimizer.rule.slots:
+        whole, again = (
+            np.concatenate([o.slot(shard, slot) for shard in t.shards])
+            for o, t in ((optimizer, one), (resumed, other))
+        )
+        assert (whole == again).all(), slot
+    again_path = D.Checkpoint(table=other, optimizer=resumed).save(tmp_path / "again")
+    assert D.load_checkpoint(again_path).keys() == D.load_checkpoint(path).keys()
+
+
 def test_an_optimizer_is_not_saved_without_the_variables_it_has_slots_of(tmp_path: Path) -> None:
     w, optimizer = D.Variable([1.0], name="left_out"), D.Adam()
     optimizer.apply_gradients([([1.0], w)])

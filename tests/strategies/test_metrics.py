@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from strategies import (
     CentralStorageStrategy,
+    Checkpoint,
     MirroredStrategy,
     OneDeviceStrategy,
     Strategy,
@@ -143,28 +145,33 @@ AGAINST_SKLEARN: dict[str, Case] = {
         (OUTPUTS, OUTPUT_GUESSES),
     ),
 }
-for _name, _metric in {
-    "precision": metrics.Precision,
-    "recall": metrics.Recall,
-    "f1": metrics.F1Score,
-}.items():
-    _function = f"{_name}_score"
-    AGAINST_SKLEARN[f"{_name}_binary"] = (_metric, _function, {}, (BINARY, CHANCES), (BINARY, SAID))
-    for _average in ("macro", "micro", "weighted", None):
-        AGAINST_SKLEARN[f"{_name}_{_average}"] = (
-            lambda m=_metric, a=_average: m(C, average=a or "none"),
-            _function,
-            {"average": _average},
+
+
+def _add_class_scores(name: str, kind: type[metrics.ClassScore]) -> None:
+    """Cases of precision and its kin: of two classes, of several, and of several labels."""
+    function = f"{name}_score"
+    AGAINST_SKLEARN[f"{name}_binary"] = (kind, function, {}, (BINARY, CHANCES), (BINARY, SAID))
+    for average in ("macro", "micro", "weighted", None):
+        settings, ours = {"average": average}, average or "none"
+        AGAINST_SKLEARN[f"{name}_{average}"] = (
+            lambda ours=ours: kind(C, average=ours),  # type: ignore[misc]  # mypy infers no default arguments
+            function,
+            settings,
             (CLASSES, SCORES),
             (CLASSES, TAKEN),
         )
-        AGAINST_SKLEARN[f"{_name}_labels_{_average}"] = (
-            lambda m=_metric, a=_average: m(C, average=a or "none", threshold=0.6),
-            _function,
-            {"average": _average},
+        AGAINST_SKLEARN[f"{name}_labels_{average}"] = (
+            lambda ours=ours: kind(C, average=ours, threshold=0.6),  # type: ignore[misc]  # as above
+            function,
+            settings,
             (LABELS, LABEL_SCORES),
             (LABELS, LABEL_SCORES > 0.6),
         )
+
+
+_add_class_scores("precision", metrics.Precision)
+_add_class_scores("recall", metrics.Recall)
+_add_class_scores("f1", metrics.F1Score)
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
@@ -544,3 +551,16 @@ def test_a_state_of_another_metric_is_refused_and_changes_nothing() -> None:
     ):
         matrix.restore(metrics.ConfusionMatrix(3).state())
     assert mean.result() == 4
+
+
+def test_a_checkpoint_continues_a_metric_in_another_number_of_replicas(tmp_path: Path) -> None:
+    with mirrored(3) as before, mirrored(2) as after:
+        with before.scope():
+            saved = metrics.Accuracy()
+        with after.scope():
+            restored = metrics.Accuracy()
+        count_in_shares(before, saved, CLASSES[:40], SCORES[:40])
+        Checkpoint(accuracy=saved).save(tmp_path / "last")
+        Checkpoint(accuracy=restored).restore(tmp_path / "last")
+        count_in_shares(after, restored, CLASSES[40:], SCORES[40:])
+        assert restored.result() == np.mean(TAKEN == CLASSES)

@@ -160,7 +160,7 @@ def test_replicas_run_at_the_same_time(strategy: MirroredStrategy) -> None:
     # They could not meet at a barrier that knows nothing of strategies, otherwise.
     barrier = threading.Barrier(3)
     for _ in range(10):
-        strategy.run(lambda: barrier.wait(10))
+        strategy.run(lambda: barrier.wait(2))
 
 
 def test_replicas_run_at_the_same_time_after_a_collective_too(strategy: MirroredStrategy) -> None:
@@ -168,10 +168,10 @@ def test_replicas_run_at_the_same_time_after_a_collective_too(strategy: Mirrored
 
     def step() -> None:
         replica().all_reduce("SUM", 1.0)
-        barrier.wait(10)
+        barrier.wait(2)
         replica().all_reduce("SUM", 1.0)
 
-    for _ in range(10):
+    for _ in range(50):
         strategy.run(step)
 
 

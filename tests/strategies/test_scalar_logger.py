@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-import strategies as D
+import strategies
 
 
 @pytest.fixture
-def strategy() -> Iterator[D.MirroredStrategy]:
-    with D.MirroredStrategy(["cpu:0", "cpu:1"]) as strategy:
+def strategy() -> Iterator[strategies.MirroredStrategy]:
+    with strategies.MirroredStrategy(["cpu:0", "cpu:1"]) as strategy:
         yield strategy
 
 
 def one_and_two() -> np.float64:
-    context = D.get_replica_context()
+    context = strategies.get_replica_context()
     assert context is not None
     return np.float64(context.replica_id_in_sync_group + 1)
 
@@ -45,21 +45,21 @@ def table_of(path: Path) -> list[dict[str, str]]:
 
 
 def test_a_per_replica_value_without_a_reduction_is_refused_and_with_one_is_logged(
-    strategy: D.MirroredStrategy,
+    strategy: strategies.MirroredStrategy,
 ) -> None:
     loss = strategy.run(one_and_two)
-    log = D.ScalarLogger(path=None)
+    log = strategies.ScalarLogger(path=None)
     with pytest.raises(ValueError, match=r"loss is a PerReplica of 2 replicas.*reduce='SUM'"):
         log.log(step=0, loss=loss)
     assert log.rows == []
     log.log(step=0, loss=loss, reduce="SUM")
-    log.log(step=1, loss=loss, reduce=D.ReduceOp.MEAN)
+    log.log(step=1, loss=loss, reduce=strategies.ReduceOp.MEAN)
     assert [row["loss"] for row in log.rows] == [3.0, 1.5]
 
 
-def test_reductions_are_given_for_all_or_by_name(strategy: D.MirroredStrategy) -> None:
+def test_reductions_are_given_for_all_or_by_name(strategy: strategies.MirroredStrategy) -> None:
     each = strategy.run(one_and_two)
-    log = D.ScalarLogger()
+    log = strategies.ScalarLogger()
     log.log(0, a=each, b=each, c=7, reduce={"a": "SUM", "b": "MAX"})
     assert {name: log.rows[0][name] for name in "abc"} == {"a": 3.0, "b": 2.0, "c": 7}
     with pytest.raises(ValueError, match="got reduce= for d; need names that are logged: a"):
@@ -69,13 +69,13 @@ def test_reductions_are_given_for_all_or_by_name(strategy: D.MirroredStrategy) -
 
 
 def test_variables_arrays_of_one_element_and_numbers_are_logged_as_numbers(
-    strategy: D.MirroredStrategy,
+    strategy: strategies.MirroredStrategy,
 ) -> None:
     with strategy.scope():
-        rate = D.Variable(np.float32(0.5))
-        seen = D.Variable(np.int64(0), synchronization="ON_READ", aggregation="SUM")
+        rate = strategies.Variable(np.float32(0.5))
+        seen = strategies.Variable(np.int64(0), synchronization="ON_READ", aggregation="SUM")
     strategy.run(lambda: seen.assign_add(3))
-    log = D.ScalarLogger()
+    log = strategies.ScalarLogger()
     log.log(
         np.int64(4), {"train/loss": np.array([[1.5]])}, rate=rate, seen=seen, ok=np.True_, n=np.float32(2)
     )
@@ -106,17 +106,17 @@ def test_variables_arrays_of_one_element_and_numbers_are_logged_as_numbers(
     ids=["nothing", "twice", "our_name", "step", "array", "empty", "string", "none", "complex"],
 )
 def test_what_cannot_be_logged_is_named(call: Any, error: type[Exception], words: str) -> None:
-    log = D.ScalarLogger()
+    log = strategies.ScalarLogger()
     with pytest.raises(error, match=words):
         call(log)
     assert log.rows == []
 
 
 def test_logging_in_a_step_is_refused_as_each_replica_has_its_own_values(
-    strategy: D.MirroredStrategy,
+    strategy: strategies.MirroredStrategy,
 ) -> None:
-    log = D.ScalarLogger()
-    with pytest.raises(D.ReplicaContextError, match="ScalarLogger.log: called in replica"):
+    log = strategies.ScalarLogger()
+    with pytest.raises(strategies.ReplicaContextError, match=r"ScalarLogger\.log: called in replica"):
         strategy.run(lambda: log.log(0, loss=1.0))
     assert log.rows == []
 
@@ -127,7 +127,7 @@ def test_logging_in_a_step_is_refused_as_each_replica_has_its_own_values(
 def test_json_lines_are_there_as_soon_as_log_returns(tmp_path: Path) -> None:
     path = tmp_path / "new" / "run.jsonl"
     before = time.time()
-    with D.ScalarLogger(path) as log:
+    with strategies.ScalarLogger(path) as log:
         log.log(3, loss=0.25, right=7)
         (row,) = lines_of(path)
         assert {**row, "time": 0} == {"step": 3, "time": 0, "loss": 0.25, "right": 7}
@@ -139,7 +139,7 @@ def test_json_lines_are_there_as_soon_as_log_returns(tmp_path: Path) -> None:
 
 def test_numbers_that_json_does_not_have_are_strings_that_float_reads(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    with D.ScalarLogger(path) as log:
+    with strategies.ScalarLogger(path) as log:
         log.log(0, a=np.nan, b=np.inf, c=-np.inf)
 
     def refuse(word: str) -> None:
@@ -154,7 +154,7 @@ def test_numbers_that_json_does_not_have_are_strings_that_float_reads(tmp_path: 
 def test_a_second_logger_appends(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"run.{suffix}"
     for step in range(3):
-        with D.ScalarLogger(path) as log:
+        with strategies.ScalarLogger(path) as log:
             log.log(step, loss=1 / (step + 1))
     rows: list[dict[str, Any]] = lines_of(path) if suffix == "jsonl" else table_of(path)
     assert [(int(row["step"]), float(row["loss"])) for row in rows] == [(0, 1.0), (1, 1 / 2), (2, 1 / 3)]
@@ -165,12 +165,12 @@ def test_half_a_line_of_a_killed_process_is_removed(
     tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / f"run.{suffix}"
-    with D.ScalarLogger(path) as log:
+    with strategies.ScalarLogger(path) as log:
         log.log(0, loss=0.5)
         log.log(1, loss=0.0123456)
     whole = path.read_bytes()
     path.write_bytes(whole[:-5])
-    with D.ScalarLogger(path) as log:
+    with strategies.ScalarLogger(path) as log:
         log.log(2, loss=0.25)
     rows: list[dict[str, Any]] = lines_of(path) if suffix == "jsonl" else table_of(path)
     assert [(int(row["step"]), float(row["loss"])) for row in rows] == [(0, 0.5), (2, 0.25)]
@@ -180,8 +180,8 @@ def test_half_a_line_of_a_killed_process_is_removed(
 def test_a_row_is_whole_in_the_file_when_the_process_is_killed_right_after_it(tmp_path: Path) -> None:
     path = tmp_path / "run.csv"
     code = (
-        "import os, signal, strategies as D\n"
-        f"log = D.ScalarLogger({str(path)!r})\n"
+        "import os, signal, strategies\n"
+        f"log = strategies.ScalarLogger({str(path)!r})\n"
         "for step in range(100): log.log(step, loss=step / 7)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -192,7 +192,7 @@ def test_a_row_is_whole_in_the_file_when_the_process_is_killed_right_after_it(tm
 
 def test_a_new_name_gets_a_column_and_earlier_rows_stay_empty_there(tmp_path: Path) -> None:
     path = tmp_path / "run.csv"
-    with D.ScalarLogger(path) as log:
+    with strategies.ScalarLogger(path) as log:
         log.log(0, loss=0.5)
         log.log(1, {"accuracy, top 5": 0.9})
         log.log(2, loss=0.25)
@@ -206,13 +206,13 @@ def test_a_csv_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_text("name,age\nAda,36\n")
     with pytest.raises(ValueError, match="begins with 'name,age'; need a file of ours"):
-        D.ScalarLogger(path)
+        strategies.ScalarLogger(path)
     assert path.read_text() == "name,age\nAda,36\n"
 
 
 def test_threads_log_whole_rows(tmp_path: Path) -> None:
     path = tmp_path / "run.csv"
-    with D.ScalarLogger(path) as log:
+    with strategies.ScalarLogger(path) as log:
 
         def work(number: int) -> None:
             for step in range(50):
@@ -233,7 +233,7 @@ def test_tensorboard_files_hold_the_scalars(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     from tensorboardX.proto.event_pb2 import Event
 
-    with D.ScalarLogger(tmp_path / "board") as log:
+    with strategies.ScalarLogger(tmp_path / "board") as log:
         log.log(3, {"train/loss": 0.25})
         log.log(4, {"train/loss": 0.125, "accuracy": 1})
     (file,) = (tmp_path / "board").iterdir()
@@ -247,19 +247,19 @@ def test_tensorboard_files_hold_the_scalars(tmp_path: Path) -> None:
 
 
 def test_the_format_goes_by_the_suffix_or_by_name(tmp_path: Path) -> None:
-    with D.ScalarLogger(tmp_path / "run.log", format="jsonl") as log:
+    with strategies.ScalarLogger(tmp_path / "run.log", format="jsonl") as log:
         log.log(0, loss=1.0)
     assert lines_of(tmp_path / "run.log")[0]["loss"] == 1.0
     with pytest.raises(ValueError, match=r"got the path .*run\.txt; need the suffix \.jsonl or \.csv"):
-        D.ScalarLogger(tmp_path / "run.txt")
+        strategies.ScalarLogger(tmp_path / "run.txt")
     with pytest.raises(ValueError, match="got format='xml'; need one of jsonl, csv, tensorboard"):
-        D.ScalarLogger(tmp_path / "run.csv", format="xml")
+        strategies.ScalarLogger(tmp_path / "run.csv", format="xml")
     with pytest.raises(ValueError, match="got format='csv' and no path"):
-        D.ScalarLogger(format="csv")
+        strategies.ScalarLogger(format="csv")
 
 
 def test_a_closed_logger_refuses_and_keeps_its_rows() -> None:
-    log = D.ScalarLogger()
+    log = strategies.ScalarLogger()
     log.log(0, loss=1.0)
     log.close()
     log.close()

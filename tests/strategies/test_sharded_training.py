@@ -10,6 +10,7 @@ import pytest
 
 from strategies import (
     SGD,
+    Adagrad,
     Adam,
     CentralStorageStrategy,
     FixedShardsPartitioner,
@@ -22,12 +23,14 @@ from strategies import (
     Variable,
     assert_replicas_equal,
     embedding_lookup,
+    global_norm,
 )
 
 OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
     "sgd": lambda: SGD(0.5),
     "nesterov": lambda: SGD(0.5, momentum=0.9, nesterov=True),
     "adam": lambda: Adam(0.1),
+    "adagrad": lambda: Adagrad(0.1),
 }
 WHOLE = np.random.default_rng(0).normal(size=(11, 3))
 
@@ -140,13 +143,29 @@ def test_shards_that_are_mirrored_are_updated_on_every_device() -> None:
 def test_a_shard_without_rows_does_not_keep_the_next_variable_from_its_slots() -> None:
     with OneDeviceStrategy("cpu:0") as strategy:
         with strategy.scope():
-            table: Variable = ShardedVariable([Variable(np.zeros((0, 2))), Variable(np.ones((2, 2)))])
-            optimizer = SGD(1.0, momentum=0.5)
-        for _ in range(2):
-            strategy.run(lambda: optimizer.apply_gradients([(np.ones((2, 2)), table)]))
-    # 1 - 1 - (0.5 + 1)
-    np.testing.assert_array_equal(table, np.full((2, 2), -1.5))
-    np.testing.assert_array_equal(optimizer.slot(parts_of(table)[1], "momentum"), np.full((2, 2), -1.5))
+            empty = Variable(np.zeros((0, 2)))
+            table = ShardedVariable([empty, Variable(np.ones((2, 2)))])
+            optimizer = Adagrad(1.0, initial_accumulator_value=3.0)
+        assert optimizer.slot(empty, "accumulator").shape == (0, 2)
+        strategy.run(lambda: optimizer.apply_gradients([(np.ones((2, 2)), table)]))
+    np.testing.assert_array_equal(optimizer.slot(table.shards[1], "accumulator"), np.full((2, 2), 4.0))
+    np.testing.assert_allclose(table, np.full((2, 2), 1 - 1 / 2), rtol=1e-6)
+
+
+def test_clipping_by_the_global_norm_does_not_depend_on_the_shards(plain: CentralStorageStrategy) -> None:
+    def clipped() -> Optimizer:
+        return SGD(1.0, global_clipnorm=0.5)
+
+    with central(2, 4) as strategy:
+        (_, got, _), _ = train(strategy, clipped, dense())
+    (_, expected, _), _ = train(plain, clipped, dense())
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+def test_a_global_norm_counts_every_element_once() -> None:
+    with MirroredStrategy(["cpu:0", "cpu:1"]) as strategy, strategy.scope():
+        table = ShardedVariable([Variable([3.0]), Variable([0.0, 4.0])])
+        assert global_norm([table, Variable(12.0)]) == 13
 
 
 def test_a_pair_without_a_gradient_leaves_the_table_alone() -> None:

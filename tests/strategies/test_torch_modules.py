@@ -25,10 +25,9 @@ from strategies import (
 )
 from variables.values import PerReplica
 
-torch: Any = pytest.importorskip(
-    "torch", reason="needs PyTorch, which is large: make test-frameworks installs it"
-)
-nn = torch.nn
+pytest.importorskip("torch", reason="needs PyTorch, which is large: make test-frameworks installs it")
+import torch
+from torch import nn
 
 
 @pytest.fixture(autouse=True)
@@ -442,6 +441,8 @@ def test_a_parameter_that_was_given_other_memory_is_named(two: MirroredStrategy)
 
 def test_a_buffer_that_was_replaced_is_named(two: MirroredStrategy) -> None:
     class Counting(nn.Module):  # type: ignore[misc]  # as above
+        calls: Any
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("calls", torch.zeros(()))

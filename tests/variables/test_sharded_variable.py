@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from collectives import IndexedSlices
-from strategies import CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy, PerReplica
+from strategies import CentralStorageStrategy, Checkpoint, MirroredStrategy, OneDeviceStrategy, PerReplica
 from variables import (
     FixedShardsPartitioner,
     LocalVariable,
@@ -409,6 +410,15 @@ def test_shards_differ_by_one_row_and_may_be_empty(central: Any, num_rows: int, 
     assert [shard.name for shard in table.shards] == [f"emb/part_{number}" for number in range(4)]
     assert np.asarray(table).ravel().tolist() == whole.ravel().tolist()
     assert table.owner is central
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 6])
+def test_it_is_saved_and_loaded_for_any_number_of_rows(central: Any, num_rows: int, tmp_path: Path) -> None:
+    whole = np.arange(3.0 * num_rows).reshape(num_rows, 3)
+    with central.scope():
+        saved, loaded = Variable(whole), Variable(np.zeros_like(whole))
+    Checkpoint(table=loaded).restore(Checkpoint(table=saved).save(tmp_path / "saved"))
+    np.testing.assert_array_equal(loaded, whole)
 
 
 def test_shards_and_variables_are_dealt_to_the_parameter_devices_in_turn(central: Any) -> None:
