@@ -15,6 +15,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -28,12 +29,16 @@ from strategies import (
     SGD,
     Adam,
     CentralStorageStrategy,
+    Checkpoint,
+    CheckpointError,
+    CheckpointManager,
     MirroredStrategy,
     OneDeviceStrategy,
     Strategy,
     all_reduce,
     compute_average_loss,
     from_arrays,
+    load_checkpoint,
 )
 from variables import Variable
 
@@ -91,8 +96,10 @@ def train(
     learning_rate: float | None = None,
     seed: int = 0,
     report: Callable[[History], object] = lambda _: None,
+    checkpoints: Path | None = None,
+    resume: bool = False,
 ) -> History:
-    """Train a new network on a strategy and test it after each epoch.
+    """Train a network on a strategy and test it after each epoch.
 
     Args:
         strategy: runs the steps.
@@ -103,12 +110,16 @@ def train(
         learning_rate: of the optimizer; None takes the one in `LEARNING_RATES`.
         seed: of the first weights and of the order of the examples.
         report: called with the history so far, after each step and each test.
+        checkpoints: a folder to save to after each epoch: the last three stay, and the most accurate one.
+        resume: go on from the latest of them, if there is one, with any strategy and number of replicas. The same
+            numbers come as if there had been no interruption.
 
     Returns:
-        The whole history.
+        The whole history, from the first step on.
 
     Raises:
         FloatingPointError: the loss is infinite or not a number.
+        CheckpointError: the latest checkpoint is damaged, or of another network or other settings.
     """
     rate = LEARNING_RATES[optimizer] if learning_rate is None else learning_rate
     widths = (digits.train_images.shape[1], *HIDDEN_WIDTHS, 10)
@@ -138,9 +149,17 @@ def train(
     train_batches = strategy.distribute_dataset(train_set)
     test_batches = strategy.distribute_dataset(test_set)
     history = History()
-    for _ in range(epochs):
+    settings = {"optimizer": optimizer, "batch_size": batch_size, "seed": seed}
+    batches = iter(train_batches)
+    checkpoint = Checkpoint(
+        settings=settings, parameters=parameters, optimizer=rule, batches=batches, history=vars(history)
+    )
+    manager = None if checkpoints is None else CheckpointManager(checkpoint, checkpoints, 3, best="max")
+    if manager is not None and resume:
+        go_on(manager, settings)
+    while len(history.test_accuracies) < epochs:
         started = time.perf_counter()
-        for batch in train_batches:
+        for batch in batches:
             losses = strategy.run(train_step, args=batch)
             history.losses.append(float(strategy.reduce("SUM", losses)))
             if not math.isfinite(history.losses[-1]):
@@ -157,7 +176,30 @@ def train(
             strategy.run(test_step, args=batch)
         history.test_accuracies.append(test_accuracy.pop()[0])
         report(history)
+        checkpoint.batches = batches = iter(train_batches)
+        if manager is not None:
+            # Written while the next epoch is under way.
+            manager.save(len(history.test_accuracies), metric=history.test_accuracies[-1], blocking=False)
+    checkpoint.wait()
     return history
+
+
+def go_on(manager: CheckpointManager, settings: dict[str, Any]) -> None:
+    """Restore the latest checkpoint, if there is one.
+
+    Args:
+        manager: of the folder.
+        settings: of this run; the checkpoint's must be the same.
+    """
+    latest = manager.latest_checkpoint
+    if latest is None:
+        return
+    saved = load_checkpoint(latest).get("settings")
+    if saved != settings:
+        raise CheckpointError(
+            f"resume: {latest} is of a run with {saved}, this one has {settings}; the same are needed"
+        )
+    manager.checkpoint.restore(latest).assert_consumed()
 
 
 def make_strategy(name: str, num_replicas: int) -> Strategy:
@@ -221,11 +263,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 learning_rate=options.learning_rate,
                 seed=options.seed,
                 report=show,
+                checkpoints=options.checkpoint_dir,
+                resume=options.resume,
             )
-        except FloatingPointError as error:
+        except (FloatingPointError, CheckpointError, OSError) as error:
             sys.exit(f"digits: {error}")
         except KeyboardInterrupt:
-            sys.exit("digits: stopped by Ctrl-C; curves are saved after the last epoch only")
+            hint = "" if options.checkpoint_dir is None else " — go on with --resume"
+            sys.exit(f"digits: stopped by Ctrl-C; curves are saved after the last epoch only{hint}")
 
     replicas = "1 replica" if options.replicas == 1 else f"{options.replicas} replicas"
     save_plot(history, options.plot, f"Handwritten digits, {options.strategy}, {replicas}")

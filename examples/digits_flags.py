@@ -8,6 +8,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from strategies import latest_checkpoint
+
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The flags as attributes, checked; a wrong one ends the program with what is needed.
@@ -29,6 +31,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--dtype", choices=["float32", "float64"], default="float64", help="of numbers (default float64)")
     add("--seed", type=_seed, default=0, metavar="S", help="of first weights and shuffling (default 0)")
     add("--plot", type=_png, default="digits.png", metavar="PATH", help="of the PNG (default digits.png)")
+    add(
+        "--checkpoint-dir", type=_folder, metavar="DIR", help="save there after each epoch (default: nowhere)"
+    )
+    add("--resume", action="store_true", help="go on from the latest checkpoint there, if there is one")
     add("--quiet", action="store_true", help="show no progress bar")
     options = parser.parse_args(arguments)
     if options.replicas is None:
@@ -38,7 +44,20 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
             f"argument --replicas: got {options.replicas}; one_device runs 1"
             " — choose --strategy mirrored or central_storage"
         )
+    _check_checkpoints(parser, options)
     return options
+
+
+def _check_checkpoints(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    folder = options.checkpoint_dir
+    if folder is None:
+        if options.resume:
+            parser.error("argument --resume: needs the folder of the checkpoints — add --checkpoint-dir DIR")
+    elif not options.resume and latest_checkpoint(folder) is not None:
+        parser.error(
+            f"argument --checkpoint-dir: {str(folder)!r} holds checkpoints of another run"
+            " — add --resume to go on from the latest, or name another folder"
+        )
 
 
 def _count(text: str) -> int:
@@ -61,6 +80,13 @@ def _rate(text: str) -> float:
     if 0 < rate < math.inf:
         return rate
     raise argparse.ArgumentTypeError(f"got {text!r}; a number above 0 is needed, 0.01 for example")
+
+
+def _folder(text: str) -> Path:
+    path = Path(text)
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"got {text!r}, which is a file; a folder is needed, new or not")
+    return path
 
 
 def _png(text: str) -> Path:

@@ -20,8 +20,6 @@ from collectives.rendezvous import Rendezvous, ThreadGate
 _BY_THREAD = ("torch", "cupy", "jax", "tensorflow")
 """Libraries that keep state by thread, such as PyTorch's no_grad: replicas must not share one with them around."""
 
-_Task = tuple[Callable[[int], None], int]
-
 
 @final
 class Lane:
@@ -134,7 +132,8 @@ class Lane:
         try:
             fiber = self._stacks.get(replica)
             if fiber is None:
-                fiber = self._stacks[replica] = greenlet(_run_tasks)
+                fiber = self._stacks[replica] = greenlet(_run_tasks, getcurrent())
+                fiber.switch()  # to its wait for a task and back here
             # When the replica ends, the caller's own stack goes on, which then looks for what can run.
             fiber.parent = self._main
             fiber.gr_context = context
@@ -145,15 +144,15 @@ class Lane:
         fiber.switch((self._execute, replica))
 
 
-def _run_tasks(task: _Task | None) -> None:
+def _run_tasks() -> None:
     """The life of a hosted replica's stack, which is kept for later steps: making one takes longer than a small step."""
-    while task is not None:
-        execute, replica = task
-        execute(replica)
-        del task, execute  # they hold the strategy, which may be dropped while the stack is idle
+    while True:
         parent = getcurrent().parent
         assert parent is not None
-        task = parent.switch()
+        # Nothing but this frame may hold a task: it holds the strategy, which may be dropped while the stack is idle.
+        execute, replica = parent.switch()
+        execute(replica)
+        del execute, parent
 
 
 @final

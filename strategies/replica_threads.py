@@ -28,7 +28,7 @@ from variables.replica_context import ReplicaContext, current
 
 _POLL = 0.25
 """Seconds between looks at whether a replica that is waited for has been given up."""
-_GRACE = 0.4
+_GRACE = 0.2
 """Seconds that replicas get to end by themselves, and once more when interrupted: Ctrl-C is through within a second."""
 
 _log = logging.getLogger("xpdistribute")

@@ -36,7 +36,8 @@ class ReplicatedModule:
 
         def step(images, labels):
             model.zero_grad()
-            losses = F.cross_entropy(model(images), asarray(labels, like=images), reduction="none")
+            logits = model(images)
+            losses = F.cross_entropy(logits, asarray(labels, like=logits), reduction="none")
             loss = compute_average_loss(losses)
             loss.backward()
             optimizer.apply_gradients(model.gradients())
@@ -47,7 +48,8 @@ class ReplicatedModule:
     (``to``, ``half``) before it is given here.
 
     **Buffers**, such as the running statistics of batch normalization, become ON_READ variables: each replica updates its
-    own from its share of the batch; read across replicas, floats are averaged and others are replica 0's. Under a
+    own from its share of the batch; read across replicas, floats are averaged and others are replica 0's. A step
+    evaluates with its replica's own, until ``model.load_state_dict(model.state_dict())`` gives all the mean. Under a
     strategy with one copy of each variable for several replicas the variable is replica 0's buffer. Buffers that are not
     persistent stay the replica's own.
 

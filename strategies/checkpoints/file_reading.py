@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -27,8 +27,8 @@ from strategies.checkpoints.file_format import (
     stored_as,
 )
 from strategies.checkpoints.states import references
+from strategies.checkpoints.work_sharing import share
 
-_MOST_THREADS = 4
 _SCRATCH_BYTES = 1 << 20
 """Fits the cache: what is only checked need not go to memory."""
 
@@ -92,7 +92,7 @@ class ArrayFile:
                 damaged.add(array.name)
 
         chunks = [(array, number) for array in self.arrays.values() for number in range(len(array.checksums))]
-        _share(lambda chunk: check(*chunk), chunks, sum(array.num_bytes for array in self.arrays.values()))
+        share(lambda chunk: check(*chunk), chunks, sum(array.num_bytes for array in self.arrays.values()))
         if damaged:
             raise self._damaged(f"the checksum of {', '.join(sorted(damaged))} is wrong")
 
@@ -126,7 +126,7 @@ class ArrayFile:
             for other in others:
                 other[:] = first
 
-        _share(fill, tasks, total)
+        share(fill, tasks, total)
 
     # ------------------------------------------------------------------ pieces
 
@@ -213,31 +213,3 @@ class ArrayFile:
             f"restore: {str(self.path)!r} can't be used: {what}; need a whole file as Checkpoint.save wrote it — "
             "take an earlier checkpoint"
         )
-
-
-def _share(work: Callable[[Any], None], tasks: Sequence[Any], num_bytes: int) -> None:
-    """Do the tasks, on several threads where that pays."""
-    left = iter(tasks)
-    mutex = threading.Lock()
-    failures: list[BaseException] = []
-
-    def take() -> None:
-        while not failures:
-            with mutex:
-                task = next(left, None)
-            if task is None:
-                return
-            try:
-                work(task)
-            except BaseException as failure:  # noqa: BLE001  # raised below, on the caller's thread
-                failures.append(failure)
-
-    count = 1 if num_bytes <= CHUNK_BYTES else min(_MOST_THREADS, os.cpu_count() or 1)
-    others = [threading.Thread(target=take, name=f"checkpoint {i}", daemon=True) for i in range(1, count)]
-    for other in others:
-        other.start()
-    take()
-    for other in others:
-        other.join()  # it waits for nobody
-    if failures:
-        raise failures[0]

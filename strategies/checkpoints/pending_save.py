@@ -10,8 +10,8 @@ from typing import final
 import numpy as np
 
 from collectives.arrays import ALIGNMENT, Array
-from strategies.checkpoints.file_format import SavedArray
-
+from strategies.checkpoints.file_format import CHUNK_BYTES, SavedArray
+from strategies.checkpoints.work_sharing import share
 
 _TO_START = 60.0
 """Seconds that the thread waits for the word to begin, which comes at once."""
@@ -76,9 +76,8 @@ class PendingSave:
 
     def settle(self) -> None:
         """Before the next save: wait, and raise what went wrong unless it has been raised before."""
-        if not self._is_told:
+        if not (self._is_told and self.done):
             self.wait()
-        self._thread.join()
 
 
 @final
@@ -96,18 +95,28 @@ class Snapshot:
             self._memory = np.empty(needed, np.uint8)
         start = 0
         copies = []
+        tasks: list[tuple[Array, Array]] = []
         for array in arrays:
             pieces = []
             for piece in array.pieces:
                 pieces.append(self._part(start, piece))
-                np.copyto(pieces[-1], piece)
+                tasks += _halves(pieces[-1], piece)
                 start += _padded(piece.nbytes)
             copies.append(replace(array, pieces=pieces))
+        share(lambda task: np.copyto(*task), tasks, needed)
         return copies
 
     def _part(self, start: int, like: Array) -> Array:
         part: Array = self._memory[start : start + like.nbytes].view(like.dtype).reshape(like.shape)
         return part
+
+
+def _halves(copy: Array, piece: Array) -> list[tuple[Array, Array]]:
+    """What is to be copied, in parts small enough for threads to share."""
+    if piece.nbytes <= CHUNK_BYTES or not piece.ndim or len(piece) < 2:
+        return [(copy, piece)]
+    middle = len(piece) // 2
+    return _halves(copy[:middle], piece[:middle]) + _halves(copy[middle:], piece[middle:])
 
 
 def _padded(num_bytes: int) -> int:

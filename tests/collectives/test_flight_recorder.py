@@ -307,7 +307,15 @@ def test_the_wrapper_records_each_call_of_any_backend(on_threads: OnThreads) -> 
     np.testing.assert_array_equal(first[0], np.arange(4.0))
     np.testing.assert_array_equal(second[2], [4.0, 6.0])
     assert first[6] == [0, 1]
-    kinds = ["all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "all_to_all", "all_gather_object"]
+    kinds = [
+        "all_reduce",
+        "reduce",
+        "reduce_scatter",
+        "broadcast",
+        "all_gather",
+        "all_to_all",
+        "all_gather_object",
+    ]
     for rank, middle in enumerate(("send", "recv")):
         calls = recorders[rank].calls(rank)
         assert [call.call.kind for call in calls] == [*kinds, middle, "barrier"]

@@ -19,29 +19,29 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-import strategies as D
+import strategies as xpd
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """A checkpoint of two variables, a generator and a number."""
-    v = D.Variable(np.arange(1000.0))
+    v = xpd.Variable(np.arange(1000.0))
     return Path(
-        D.Checkpoint(v=v, w=D.Variable([1, 2]), rng=np.random.default_rng(0), step=1).save(tmp_path / "c")
+        xpd.Checkpoint(v=v, w=xpd.Variable([1, 2]), rng=np.random.default_rng(0), step=1).save(tmp_path / "c")
     )
 
 
 def refused(path: Path) -> str:
     """The message with which a file is refused; nothing of it is restored."""
-    v, w = D.Variable(np.zeros(1000)), D.Variable([0, 0])
-    checkpoint = D.Checkpoint(v=v, w=w, rng=np.random.default_rng(1), step=0)
-    with pytest.raises(D.CheckpointError) as caught:
+    v, w = xpd.Variable(np.zeros(1000)), xpd.Variable([0, 0])
+    checkpoint = xpd.Checkpoint(v=v, w=w, rng=np.random.default_rng(1), step=0)
+    with pytest.raises(xpd.CheckpointError) as caught:
         checkpoint.restore(path)
     assert not v.numpy().any()
     assert not w.numpy().any()
     assert checkpoint.step == 0
-    with pytest.raises(D.CheckpointError):
-        D.load_checkpoint(path)
+    with pytest.raises(xpd.CheckpointError):
+        xpd.load_checkpoint(path)
     return str(caught.value)
 
 
@@ -50,7 +50,7 @@ def refused(path: Path) -> str:
 
 def test_a_path_without_a_checkpoint_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no checkpoint at '.*absent/c'; need the path"):
-        D.Checkpoint(v=D.Variable(1.0)).restore(tmp_path / "absent" / "c")
+        xpd.Checkpoint(v=xpd.Variable(1.0)).restore(tmp_path / "absent" / "c")
 
 
 def test_a_file_cut_anywhere_is_refused(saved: Path) -> None:
@@ -67,16 +67,16 @@ def test_a_flipped_bit_anywhere_is_noticed(saved: Path) -> None:
     header = 8 + int.from_bytes(whole[:8], "little")
     unused = len(whole[8:header].rstrip(b" ")) + 8  # what follows fills up with blanks
     places = np.random.default_rng(0).integers(0, len(whole) * 8, 300)
-    for place in places.tolist() + [8 * header, 8 * len(whole) - 1]:
+    for place in [*places.tolist(), 8 * header, 8 * len(whole) - 1]:
         byte, bit = divmod(place, 8)
         if unused <= byte < header:
             continue
         damaged = bytearray(whole)
         damaged[byte] ^= 1 << bit
         saved.write_bytes(damaged)
-        v = D.Variable(np.zeros(1000))
-        with pytest.raises(D.CheckpointError):
-            D.Checkpoint(v=v).restore(saved)
+        v = xpd.Variable(np.zeros(1000))
+        with pytest.raises(xpd.CheckpointError):
+            xpd.Checkpoint(v=v).restore(saved)
         assert not v.numpy().any()
 
 
@@ -114,10 +114,10 @@ def test_foreign_files_are_refused_and_never_executed(content: str, tmp_path: Pa
 
 
 def test_a_folder_is_refused_with_the_way_to_its_checkpoints(tmp_path: Path) -> None:
-    with pytest.raises(D.CheckpointError, match="which is a folder.*latest_checkpoint"):
-        D.Checkpoint().restore(tmp_path)
+    with pytest.raises(xpd.CheckpointError, match=r"which is a folder.*latest_checkpoint"):
+        xpd.Checkpoint().restore(tmp_path)
     with pytest.raises(IsADirectoryError, match="which is a folder"):
-        D.Checkpoint().save(tmp_path)
+        xpd.Checkpoint().save(tmp_path)
 
 
 def test_another_programs_safetensors_file_is_told_apart(tmp_path: Path) -> None:
@@ -207,16 +207,16 @@ def test_of_two_arrays_of_one_name_none_is_believed(tmp_path: Path) -> None:
 
 def test_names_are_never_paths(tmp_path: Path) -> None:
     name = "../../outside"
-    path = D.Checkpoint(**{name: D.Variable(1.0)}).save(tmp_path / "a" / "b" / "c")
+    path = xpd.Checkpoint(**{name: xpd.Variable(1.0)}).save(tmp_path / "a" / "b" / "c")
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")) == ["a", "a/b", "a/b/c"]
-    assert list(D.load_checkpoint(path)) == [name]
+    assert list(xpd.load_checkpoint(path)) == [name]
 
 
 def test_a_state_of_the_wrong_kind_is_refused(tmp_path: Path) -> None:
-    path = D.Checkpoint(o="not an optimizer's").save(tmp_path / "c")
-    optimizer = D.SGD(0.1)
+    path = xpd.Checkpoint(o="not an optimizer's").save(tmp_path / "c")
+    optimizer = xpd.SGD(0.1)
     with pytest.raises(ValueError, match="need iterations and learning_rate"):
-        D.Checkpoint(o=optimizer).restore(path)
+        xpd.Checkpoint(o=optimizer).restore(path)
     assert (optimizer.learning_rate, optimizer.iterations) == (0.1, 0)
 
 
@@ -224,25 +224,25 @@ def test_a_state_of_the_wrong_kind_is_refused(tmp_path: Path) -> None:
 
 
 def test_saving_leaves_one_file_and_replaces_the_one_before(tmp_path: Path) -> None:
-    v = D.Variable([1.0])
-    checkpoint = D.Checkpoint(v=v)
+    v = xpd.Variable([1.0])
+    checkpoint = xpd.Checkpoint(v=v)
     assert checkpoint.save(tmp_path / "c") == str(tmp_path / "c")
     v.assign([2.0])
     checkpoint.save(str(tmp_path / "c"))
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
-    assert D.load_checkpoint(tmp_path / "c")["v"].tolist() == [2.0]
+    assert xpd.load_checkpoint(tmp_path / "c")["v"].tolist() == [2.0]
 
 
 def test_a_checkpoint_can_be_read_while_it_is_replaced(tmp_path: Path) -> None:
-    v = D.Variable(np.zeros(50_000))
-    checkpoint = D.Checkpoint(v=v)
+    v = xpd.Variable(np.zeros(50_000))
+    checkpoint = xpd.Checkpoint(v=v)
     path = checkpoint.save(tmp_path / "c")
     over = threading.Event()
     seen: list[Any] = []
 
     def read() -> None:
         while not over.is_set():
-            seen.append(np.unique(D.load_checkpoint(path)["v"]))
+            seen.append(np.unique(xpd.load_checkpoint(path)["v"]))
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -258,15 +258,15 @@ def test_a_checkpoint_can_be_read_while_it_is_replaced(tmp_path: Path) -> None:
 _KILLED = """
 import os, random, signal, sys, time
 import numpy as np
-import strategies as D
+import strategies as xpd
 
 path, kills = sys.argv[1], int(sys.argv[2])
 rng = random.Random(0)
 
 def save_forever(first):
-    a, b = D.Variable(np.zeros(200_000)), D.Variable(np.zeros(3, np.int64))
-    optimizer = D.SGD(0.1, momentum=0.9)
-    checkpoint = D.Checkpoint(a=a, b=b, optimizer=optimizer, step=first)
+    a, b = xpd.Variable(np.zeros(200_000)), xpd.Variable(np.zeros(3, np.int64))
+    optimizer = xpd.SGD(0.1, momentum=0.9)
+    checkpoint = xpd.Checkpoint(a=a, b=b, optimizer=optimizer, step=first)
     optimizer.slot(a, "momentum")
     while True:
         checkpoint.step += 1
@@ -277,7 +277,7 @@ def save_forever(first):
 
 begin = time.monotonic()
 for _ in range(5):
-    D.Checkpoint(v=D.Variable(np.zeros(400_000))).save(path + "_timed")
+    xpd.Checkpoint(v=xpd.Variable(np.zeros(400_000))).save(path + "_timed")
 os.unlink(path + "_timed")
 duration = (time.monotonic() - begin) / 5
 last = 0
@@ -291,7 +291,7 @@ for number in range(kills):
     time.sleep(rng.uniform(0, 5 * duration))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    values = D.load_checkpoint(path)
+    values = xpd.load_checkpoint(path)
     step = values["step"]
     assert step >= last, (step, last)
     for name in ("a", "b", "optimizer/momentum/a"):
@@ -318,7 +318,7 @@ def test_a_writer_killed_at_any_of_50_moments_leaves_the_last_checkpoint_whole(t
     assert leftovers, "no kill came in the middle of a save"
     for leftover in leftovers:  # killed writers hold no lock
         os.utime(leftover, (time.time() - 3600,) * 2)
-    D.Checkpoint(v=D.Variable(1.0)).save(path)
+    xpd.Checkpoint(v=xpd.Variable(1.0)).save(path)
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
 
 
@@ -329,19 +329,19 @@ def test_a_partial_file_whose_writer_lives_is_left_alone(tmp_path: Path) -> None
     with partial.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         os.utime(partial, (0, 0))
-        D.Checkpoint(v=D.Variable(1.0)).save(tmp_path / "c")
+        xpd.Checkpoint(v=xpd.Variable(1.0)).save(tmp_path / "c")
         assert partial.exists()
-    D.Checkpoint(v=D.Variable(1.0)).save(tmp_path / "c")
+    xpd.Checkpoint(v=xpd.Variable(1.0)).save(tmp_path / "c")
     assert not partial.exists()
 
 
 _FULL = """
 import resource, sys
 import numpy as np
-import strategies as D
+import strategies as xpd
 
-v = D.Variable(np.zeros(100_000))
-checkpoint = D.Checkpoint(v=v)
+v = xpd.Variable(np.zeros(100_000))
+checkpoint = xpd.Checkpoint(v=v)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 for blocking in (True, False):
     try:
@@ -353,7 +353,7 @@ for blocking in (True, False):
 
 
 def test_a_disk_without_room_is_an_error_and_leaves_the_last_checkpoint(tmp_path: Path) -> None:
-    path = D.Checkpoint(v=D.Variable([3.0])).save(tmp_path / "c")
+    path = xpd.Checkpoint(v=xpd.Variable([3.0])).save(tmp_path / "c")
     done = subprocess.run(
         [sys.executable, "-c", _FULL, path],
         capture_output=True,
@@ -364,7 +364,7 @@ def test_a_disk_without_room_is_an_error_and_leaves_the_last_checkpoint(tmp_path
     )
     assert done.stdout.splitlines() == ["File too large"] * 2
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
-    assert D.load_checkpoint(path)["v"].tolist() == [3.0]
+    assert xpd.load_checkpoint(path)["v"].tolist() == [3.0]
 
 
 def test_a_value_that_cannot_be_saved_leaves_the_last_checkpoint(tmp_path: Path) -> None:
@@ -375,10 +375,10 @@ def test_a_value_that_cannot_be_saved_leaves_the_last_checkpoint(tmp_path: Path)
         def restore(self, state: Any) -> None:
             raise AssertionError
 
-    path = D.Checkpoint(v=D.Variable([3.0])).save(tmp_path / "c")
+    path = xpd.Checkpoint(v=xpd.Variable([3.0])).save(tmp_path / "c")
     with pytest.raises(TypeError, match="odd/f: got builtin_function_or_method"):
-        D.Checkpoint(v=D.Variable([4.0]), odd=Odd()).save(path)
-    assert D.load_checkpoint(path)["v"].tolist() == [3.0]
+        xpd.Checkpoint(v=xpd.Variable([4.0]), odd=Odd()).save(path)
+    assert xpd.load_checkpoint(path)["v"].tolist() == [3.0]
 
 
 # ---------------------------------------------------------------------------- sizes
@@ -387,25 +387,27 @@ def test_a_value_that_cannot_be_saved_leaves_the_last_checkpoint(tmp_path: Path)
 @pytest.mark.parametrize("num_bytes", [(16 << 20) - 1, 16 << 20, (16 << 20) + 1, 40 << 20])
 def test_arrays_around_the_size_of_a_checksums_piece_come_back(num_bytes: int, tmp_path: Path) -> None:
     value = np.random.default_rng(0).integers(0, 256, num_bytes, np.uint8)
-    whole, first, second = D.Variable(value), D.Variable(value[:7]), D.Variable(value[7:])
-    path = D.Checkpoint(v=D.ShardedVariable([first, second]), small=D.Variable(1.0)).save(tmp_path / "c")
+    whole, first, second = xpd.Variable(value), xpd.Variable(value[:7]), xpd.Variable(value[7:])
+    path = xpd.Checkpoint(v=xpd.ShardedVariable([first, second]), small=xpd.Variable(1.0)).save(
+        tmp_path / "c"
+    )
     whole.assign(np.zeros_like(value))
-    D.Checkpoint(v=whole, small=D.Variable(0.0)).restore(path).assert_consumed()
+    xpd.Checkpoint(v=whole, small=xpd.Variable(0.0)).restore(path).assert_consumed()
     assert (whole.numpy() == value).all()
     with open(path, "r+b") as file:  # in the last piece
         file.seek(-1, os.SEEK_END)
         last = file.read(1)
         file.seek(-1, os.SEEK_END)
         file.write(bytes([last[0] ^ 255]))
-    with pytest.raises(D.CheckpointError, match="the checksum of v is wrong"):
-        D.Checkpoint(v=whole).restore(path)
+    with pytest.raises(xpd.CheckpointError, match="the checksum of v is wrong"):
+        xpd.Checkpoint(v=whole).restore(path)
 
 
 def test_thousands_of_variables_come_back(tmp_path: Path) -> None:
-    def made(fill: Callable[[int], float]) -> list[D.Variable]:
-        return [D.Variable([fill(i)] * (i % 3)) for i in range(2000)]
+    def made(fill: Callable[[int], float]) -> list[xpd.Variable]:
+        return [xpd.Variable([fill(i)] * (i % 3)) for i in range(2000)]
 
     variables, others = made(float), made(lambda _: 0.0)
-    path = D.Checkpoint(v=variables).save(tmp_path / "c")
-    D.Checkpoint(v=others).restore(path).assert_consumed()
+    path = xpd.Checkpoint(v=variables).save(tmp_path / "c")
+    xpd.Checkpoint(v=others).restore(path).assert_consumed()
     assert [v.numpy().tolist() for v in others] == [v.numpy().tolist() for v in variables]

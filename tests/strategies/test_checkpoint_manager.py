@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import strategies as D
+import strategies as xpd
 
 
 def names(folder: Path) -> list[str]:
@@ -15,20 +15,20 @@ def names(folder: Path) -> list[str]:
 
 
 def test_the_latest_ones_are_kept_and_counted_on(tmp_path: Path) -> None:
-    checkpoint = D.Checkpoint(step=0)
-    manager = D.CheckpointManager(checkpoint, tmp_path / "new" / "folder", max_to_keep=2)
+    checkpoint = xpd.Checkpoint(step=0)
+    manager = xpd.CheckpointManager(checkpoint, tmp_path / "new" / "folder", max_to_keep=2)
     assert (manager.latest_checkpoint, manager.checkpoints) == (None, [])
     for step in range(1, 13):
         checkpoint.step = step
         path = manager.save()
     assert names(tmp_path / "new" / "folder") == ["ckpt-11.safetensors", "ckpt-12.safetensors"]
-    assert manager.latest_checkpoint == path == D.latest_checkpoint(tmp_path / "new" / "folder")
-    again = D.CheckpointManager(checkpoint, tmp_path / "new" / "folder", max_to_keep=2)
+    assert manager.latest_checkpoint == path == xpd.latest_checkpoint(tmp_path / "new" / "folder")
+    again = xpd.CheckpointManager(checkpoint, tmp_path / "new" / "folder", max_to_keep=2)
     assert again.save().endswith("ckpt-13.safetensors")
 
 
 def test_numbers_may_be_steps(tmp_path: Path) -> None:
-    manager = D.CheckpointManager(D.Checkpoint(v=1), tmp_path, max_to_keep=None, checkpoint_name="run")
+    manager = xpd.CheckpointManager(xpd.Checkpoint(v=1), tmp_path, max_to_keep=None, checkpoint_name="run")
     for step in (900, 1000, 90):
         manager.save(step)
     assert [Path(path).name for path in manager.checkpoints] == [
@@ -52,36 +52,38 @@ def test_numbers_may_be_steps(tmp_path: Path) -> None:
 def test_the_best_one_is_kept_beside_the_latest(
     best: str, metrics: list[float], kept: list[int], tmp_path: Path
 ) -> None:
-    manager = D.CheckpointManager(D.Checkpoint(v=1), tmp_path, max_to_keep=2, best=best)
+    manager = xpd.CheckpointManager(xpd.Checkpoint(v=1), tmp_path, max_to_keep=2, best=best)
     for metric in metrics:
         manager.save(metric=metric)
     assert names(tmp_path) == [f"ckpt-{number}.safetensors" for number in kept]
-    expected = (min if best == "min" else max)(enumerate(metrics, 1), key=lambda entry: (entry[1], entry[0]))[0]
+    expected = (min if best == "min" else max)(enumerate(metrics, 1), key=lambda entry: (entry[1], entry[0]))[
+        0
+    ]
     # Made anew, it reads the metrics from the files.
-    for each in (manager, D.CheckpointManager(D.Checkpoint(v=1), tmp_path, best=best)):
+    for each in (manager, xpd.CheckpointManager(xpd.Checkpoint(v=1), tmp_path, best=best)):
         assert each.best_checkpoint == str(tmp_path / f"ckpt-{expected}.safetensors")
 
 
 def test_with_room_for_one_the_best_and_the_latest_are_kept(tmp_path: Path) -> None:
-    manager = D.CheckpointManager(D.Checkpoint(v=1), tmp_path, max_to_keep=1, best="max")
+    manager = xpd.CheckpointManager(xpd.Checkpoint(v=1), tmp_path, max_to_keep=1, best="max")
     for metric in (0.1, 0.9, 0.5):
         manager.save(metric=metric)
     assert names(tmp_path) == ["ckpt-2.safetensors", "ckpt-3.safetensors"]
 
 
 def test_no_metric_or_nan_is_refused_where_the_best_is_kept(tmp_path: Path) -> None:
-    manager = D.CheckpointManager(D.Checkpoint(v=1), tmp_path, best="max")
+    manager = xpd.CheckpointManager(xpd.Checkpoint(v=1), tmp_path, best="max")
     for metric in (None, float("nan")):
         with pytest.raises(ValueError, match="this manager keeps the best"):
             manager.save(metric=metric)
     assert manager.best_checkpoint is None
     with pytest.raises(ValueError, match="need CheckpointManager"):
-        _ = D.CheckpointManager(D.Checkpoint(v=1), tmp_path).best_checkpoint
+        _ = xpd.CheckpointManager(xpd.Checkpoint(v=1), tmp_path).best_checkpoint
 
 
 def test_a_run_begins_anew_or_goes_on(tmp_path: Path) -> None:
-    v, called = D.Variable(0.0), []
-    manager = D.CheckpointManager(D.Checkpoint(v=v), tmp_path)
+    v, called = xpd.Variable(0.0), []
+    manager = xpd.CheckpointManager(xpd.Checkpoint(v=v), tmp_path)
     assert manager.restore_or_initialize(lambda: called.append(1)) is None
     v.assign(3.0)
     path = manager.save()
@@ -91,8 +93,8 @@ def test_a_run_begins_anew_or_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_damaged_latest_checkpoint_is_passed_over_with_a_warning(tmp_path: Path) -> None:
-    v = D.Variable(np.zeros(10))
-    manager = D.CheckpointManager(D.Checkpoint(v=v), tmp_path)
+    v = xpd.Variable(np.zeros(10))
+    manager = xpd.CheckpointManager(xpd.Checkpoint(v=v), tmp_path)
     for number in (1.0, 2.0):
         v.assign(np.full(10, number))
         manager.save()
@@ -105,20 +107,20 @@ def test_a_damaged_latest_checkpoint_is_passed_over_with_a_warning(tmp_path: Pat
     (tmp_path / "ckpt-1.safetensors").write_bytes(b"")
     with (
         pytest.warns(UserWarning, match="passed over"),
-        pytest.raises(D.CheckpointError, match="none of the 2 checkpoints"),
+        pytest.raises(xpd.CheckpointError, match="none of the 2 checkpoints"),
     ):
         manager.restore_or_initialize()
 
 
 def test_a_checkpoint_of_another_model_is_an_error(tmp_path: Path) -> None:
-    D.CheckpointManager(D.Checkpoint(v=D.Variable([1.0])), tmp_path).save()
-    with pytest.raises(D.CheckpointMismatchError, match="v: the checkpoint has"):
-        D.CheckpointManager(D.Checkpoint(v=D.Variable([1.0, 2.0])), tmp_path).restore_or_initialize()
+    xpd.CheckpointManager(xpd.Checkpoint(v=xpd.Variable([1.0])), tmp_path).save()
+    with pytest.raises(xpd.CheckpointMismatchError, match="v: the checkpoint has"):
+        xpd.CheckpointManager(xpd.Checkpoint(v=xpd.Variable([1.0, 2.0])), tmp_path).restore_or_initialize()
 
 
 def test_saves_in_the_background_are_numbered_and_removed_alike(tmp_path: Path) -> None:
-    checkpoint = D.Checkpoint(v=D.Variable(np.zeros(100_000)))
-    manager = D.CheckpointManager(checkpoint, tmp_path, max_to_keep=2)
+    checkpoint = xpd.Checkpoint(v=xpd.Variable(np.zeros(100_000)))
+    manager = xpd.CheckpointManager(checkpoint, tmp_path, max_to_keep=2)
     for _ in range(4):
         manager.save(blocking=False)
     checkpoint.wait()
@@ -128,7 +130,7 @@ def test_saves_in_the_background_are_numbered_and_removed_alike(tmp_path: Path) 
 def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     for name in ("ckpt-x.safetensors", "ckpt-1.safetensors.bak", "other-1.safetensors", "notes.txt"):
         (tmp_path / name).write_text("mine")
-    manager = D.CheckpointManager(D.Checkpoint(v=1), tmp_path, max_to_keep=1)
+    manager = xpd.CheckpointManager(xpd.Checkpoint(v=1), tmp_path, max_to_keep=1)
     manager.save(), manager.save()
     assert len(names(tmp_path)) == 5
     assert manager.checkpoints == [str(tmp_path / "ckpt-2.safetensors")]
@@ -144,4 +146,4 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
 )
 def test_wrong_arguments_are_named(arguments: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        D.CheckpointManager(D.Checkpoint(v=1), tmp_path, **arguments)  # type: ignore[arg-type]
+        xpd.CheckpointManager(xpd.Checkpoint(v=1), tmp_path, **arguments)  # type: ignore[arg-type]

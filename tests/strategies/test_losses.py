@@ -63,7 +63,7 @@ def test_half_precision_is_added_up_in_float32_and_integers_take_fractional_weig
         assert [p.dtype for p in strategy.local_results(part)] == [np.float16] * 2
         assert strategy.reduce("SUM", part) == 100
         part = strategy.run(lambda: scale_regularization_loss(half))
-        assert [float(p) for p in strategy.local_results(part)] == [50000.0] * 2
+        assert [float(p) for p in strategy.local_results(part)] == [np.float16(50000)] * 2
     assert compute_average_loss(np.array([1, 3]), sample_weight=[0.5, 1.5]) == 2.5
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import partial
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -171,8 +173,40 @@ def test_replicas_run_at_the_same_time_after_a_collective_too(strategy: Mirrored
         barrier.wait(2)
         replica().all_reduce("SUM", 1.0)
 
-    for _ in range(50):
-        strategy.run(step)
+    strategy.run(step)
+
+
+def test_short_steps_come_to_run_in_the_callers_thread_and_long_ones_do_not(
+    strategy: MirroredStrategy,
+) -> None:
+    def short() -> int:
+        replica().all_reduce("SUM", 1.0)
+        return threading.get_ident()
+
+    def long() -> int:
+        time.sleep(0.002)
+        return short()
+
+    def threads(step: Callable[[], int]) -> set[int]:
+        return set(strategy.local_results(strategy.run(step)))
+
+    shared = [len(threads(short)) for _ in range(2000)]
+    assert 1 in shared, "no short step ran in one thread"
+    assert [len(threads(long)) for _ in range(50)] == [3] * 50
+    assert threads(long) >= {threading.get_ident()}
+
+
+def test_replicas_have_threads_of_their_own_where_a_library_keeps_state_by_thread(
+    strategy: MirroredStrategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", ModuleType("tensorflow"))
+
+    def step() -> int:
+        replica().all_reduce("SUM", 1.0)
+        return threading.get_ident()
+
+    for _ in range(300):
+        assert len(set(strategy.local_results(strategy.run(step)))) == 3
 
 
 def test_what_releases_the_interpreter_overlaps_after_a_collective_too(strategy: MirroredStrategy) -> None:

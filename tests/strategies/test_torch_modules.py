@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from strategies import (
     SGD,
     Adam,
     CentralStorageStrategy,
+    Checkpoint,
     IndexedSlices,
     LocalVariable,
     MirroredStrategy,
@@ -329,6 +331,26 @@ def test_the_state_is_a_snapshot(two: MirroredStrategy) -> None:
     state = model.state_dict()
     model.variables["0.bias"].assign(np.full(5, 9.0))
     assert not (state["0.bias"] == 9).any()
+
+
+def test_a_checkpoint_brings_it_to_another_number_of_replicas(two: MirroredStrategy, tmp_path: Path) -> None:
+    with two.scope():
+        optimizer = SGD(0.1, momentum=0.9)
+        model = ReplicatedModule(make_net(), optimizer)
+    train(two, model, optimizer, batches())
+    path = Checkpoint(model=model.variables, optimizer=optimizer).save(tmp_path / "net")
+    with MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"]) as three:
+        with three.scope():
+            new_optimizer = SGD(0.1, momentum=0.9)
+            new = ReplicatedModule(make_net(seed=5), new_optimizer)
+        Checkpoint(model=new.variables, optimizer=new_optimizer).restore(path)
+        for name, tensor in model.state_dict().items():
+            np.testing.assert_allclose(new.state_dict()[name], tensor, rtol=1e-12)
+        model.load_state_dict(model.state_dict())  # the mean of the running statistics for both replicas
+        new.eval()
+        model.eval()
+        expected = train(two, model, optimizer, batches())
+        np.testing.assert_allclose(train(three, new, new_optimizer, batches()), expected, rtol=1e-9)
 
 
 def test_training_and_evaluation_are_switched_for_all_or_for_the_own_replica(two: MirroredStrategy) -> None:

@@ -460,7 +460,9 @@ def test_the_parts_of_each_replicas_time_add_up_in_a_real_trace(strategy: Mirror
     for times in summary.replicas:
         assert times.in_steps == pytest.approx(summary.in_steps, rel=1e-6)
         assert min(times.computing, times.waiting, times.communicating, times.updating, times.merging) >= 0
-    assert {kind.kind: kind.count for kind in summary.calls} == dict.fromkeys(("all_reduce", "all_gather", "apply_gradients", "merge_call"), 10)
+    assert {kind.kind: kind.count for kind in summary.calls} == dict.fromkeys(
+        ("all_reduce", "all_gather", "apply_gradients", "merge_call"), 10
+    )
     steps = [i for i in trace.timeline.intervals() if i.kind is Kind.STEP and i.replica == 0]
     assert all(first.ended <= then.began for first, then in pairwise(steps))
 
