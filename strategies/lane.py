@@ -10,7 +10,7 @@ from __future__ import annotations
 import _thread
 import sys
 from collections.abc import Callable
-from contextvars import copy_context
+from contextvars import Context
 from typing import final
 
 from greenlet import getcurrent, greenlet
@@ -27,12 +27,12 @@ class Lane:
 
     Args:
         rendezvous: where the replicas meet.
-        take: whether a replica is the caller's to begin; it is then.
+        take: the context to begin a replica in, which is then the caller's to run; None if another thread has begun it.
         execute: runs a replica's step, and never raises.
     """
 
     def __init__(
-        self, rendezvous: Rendezvous, take: Callable[[int], bool], execute: Callable[[int], None]
+        self, rendezvous: Rendezvous, take: Callable[[int], Context | None], execute: Callable[[int], None]
     ) -> None:
         size = rendezvous.size
         self._rendezvous = rendezvous
@@ -70,6 +70,12 @@ class Lane:
                 self._rendezvous.set_gate(replica, self._thread_gates[replica])
             self._hosted.clear()
 
+    def end(self) -> None:
+        """After each step: keep nothing of it."""
+        for replica in self._hosted:
+            if replica in self._stacks:
+                self._stacks[replica].gr_context = None
+
     def wake(self) -> None:
         """Let the thread look around, if it sleeps. Any thread may call it."""
         if self._bell.locked():
@@ -94,8 +100,9 @@ class Lane:
             return False
         while self._untaken:
             replica = self._untaken.pop()
-            if self._take(replica):
-                self._host(replica, alone)
+            context = self._take(replica)
+            if context is not None:
+                self._host(replica, context, alone)
                 return True
         return False
 
@@ -122,10 +129,9 @@ class Lane:
         """Close a hosted replica's gate."""
         self._opened[replica] = False
 
-    def _host(self, replica: int, alone: bool) -> None:
+    def _host(self, replica: int, context: Context, alone: bool) -> None:
         self._hosted.append(replica)
         self._rendezvous.set_gate(replica, _LaneGate(self, replica))
-        context = copy_context()
         if alone:
             context.run(self._execute, replica)
             return

@@ -63,7 +63,7 @@ class ReplicaThreads:
         self._paces: dict[Hashable, Pace] = {}
         self._desk = _Desk(self._size, rendezvous.timeout, weakref.WeakMethod(self._overdue))
         self._lane = Lane(rendezvous, self._desk.take, self._execute)
-        self._started = False
+        self._num_threads = 1  # the caller's own
         self.is_broken = False
         weakref.finalize(self, self._desk.close)
 
@@ -81,9 +81,9 @@ class ReplicaThreads:
         Raises:
             Exception: what a replica raised first, with a note that names the replica.
         """
-        if not self._started:
+        if self._num_threads < self._size:
             self._start()
-        rendezvous, lane = self._rendezvous, self._lane
+        rendezvous, lane, outside = self._rendezvous, self._lane, current.get()
         rendezvous.begin()
         pace = self._paces.get(step)
         if pace is None:
@@ -101,9 +101,13 @@ class ReplicaThreads:
                 if not lane.advance() and not self._wait():
                     break
         except BaseException as interrupt:  # Ctrl-C, in this module's own code
+            self.is_broken = True
+            self._calls = ()
+            current.set(outside)
             rendezvous.abort(interrupt)
             self._release_stuck(interrupt)
             raise
+        lane.end()
         failure = rendezvous.failure
         if failure is not None:
             self._raise(failure)
@@ -155,6 +159,9 @@ class ReplicaThreads:
     def _release_stuck(self, failure: BaseException) -> None:
         """After a failure that other replicas may not notice: let them end, interrupt them, or give them up."""
         self.is_broken = True
+        for replica in range(1, self._size):
+            if self._desk.take(replica) is not None:  # nobody has begun it, and nobody shall
+                self._rendezvous.end(replica)
         if isinstance(failure, CollectiveTimeoutError):
             _note(failure, self._whereabouts())
         elif self._all_end_within(_GRACE):
@@ -224,12 +231,11 @@ class ReplicaThreads:
     # ----------------------------------------------------------------- threads
 
     def _start(self) -> None:
-        self._started = True
-        for replica in range(1, self._size):
-            thread = threading.Thread(
-                target=_work, args=(self._desk, replica), name=f"xpdistribute-replica-{replica}", daemon=True
-            )
-            thread.start()
+        while self._num_threads < self._size:
+            replica = self._num_threads
+            name = f"xpdistribute-replica-{replica}"
+            threading.Thread(target=_work, args=(self._desk, replica), name=name, daemon=True).start()
+            self._num_threads += 1
 
 
 _Job = tuple[Context, Callable[[int], None]]
@@ -263,21 +269,24 @@ class _Desk:
         if bell.locked():
             bell.release()
 
-    def take(self, replica: int) -> bool:
-        """Whether the job is the calling thread's to do now: one thread gets it."""
+    def take(self, replica: int) -> Context | None:
+        """The context of a job that is the calling thread's to do now, as one thread gets it; otherwise None."""
         if not self._claims[replica].acquire(False):
-            return False
-        self._jobs[replica] = None
-        return True
+            return None
+        job, self._jobs[replica] = self._jobs[replica], None
+        assert job is not None
+        return job[0]
 
     def next_job(self, replica: int) -> _Job | None:
         """Wait for the next job of this replica; None when there will be no more."""
         bell, claim = self._bells[replica], self._claims[replica]
         bell.acquire()
-        while not self._is_closed:
+        while True:
             if claim.acquire(False):
                 job, self._jobs[replica] = self._jobs[replica], None
                 return job
+            if self._is_closed:
+                return None
             # The caller has taken it. Should that replica get stuck, its thread is the one that is free to say so.
             if not bell.acquire(True, self._timeout):
                 overdue = self._overdue()
@@ -285,7 +294,6 @@ class _Desk:
                     overdue(replica)
                 del overdue  # it holds the strategy
                 bell.acquire()
-        return None
 
     def close(self) -> None:
         self._is_closed = True

@@ -199,12 +199,16 @@ class Strategy(ABC):
         depth = 0 if context is None else context.depth
         if depth:  # inside a merge function: its step holds the lock
             return self._run(depth, fn, args, kwargs or {})
-        if not self._running.acquire(False):
+        thread_id = threading.get_ident()
+        was_interrupted = thread_id in self._entering
+        self._entering.add(thread_id)
+        if not self._running.acquire(False) and not (was_interrupted and len(self._entering) == 1):
             self._wait_for_other_thread()
         try:
             return self._run(0, fn, args, kwargs or {})
         finally:
             self._running.release()
+            self._entering.discard(thread_id)
 
     def _run(self, depth: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         crew = self._crew(depth)
@@ -589,6 +593,7 @@ class Strategy(ABC):
     def _wait_for_other_thread(self) -> None:
         timeout = self._options.timeout
         if not self._running.acquire(timeout=timeout):
+            self._entering.discard(threading.get_ident())
             raise RuntimeError(
                 f"{self!r}.run: another thread has been running a step on this strategy for over {timeout:g} s; "
                 "one step runs at a time — give this thread a strategy of its own, or raise timeout_seconds"
@@ -600,6 +605,8 @@ class Strategy(ABC):
         self._recorder = FlightRecorder(range(len(self._devices)), "replica")
         self._trace = None
         self._running = threading.Lock()
+        # Whoever is in here and comes again was interrupted by Ctrl-C while it took or gave back the lock.
+        self._entering: set[int] = set()
 
 
 @final

@@ -113,7 +113,7 @@ def test_waiting_has_an_end_and_the_save_goes_on(tmp_path: Path) -> None:
 
 def test_a_program_that_ends_lets_the_save_finish(tmp_path: Path) -> None:
     code = (
-        "import sys, numpy as np, strategies as D\n"
+        "import sys, numpy as np, strategies as xpd\n"
         "v = xpd.Variable(np.ones(3_000_000))\n"
         "xpd.Checkpoint(v=v).save(sys.argv[1], blocking=False)\n"
     )

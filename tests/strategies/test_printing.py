@@ -1,4 +1,4 @@
-"""Printing and progress: once, not once for each replica."""
+"""Printing and progress: once, not once for each replica (users' report B79)."""
 
 from __future__ import annotations
 

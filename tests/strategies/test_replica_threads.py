@@ -174,6 +174,44 @@ def test_many_strategies_run_side_by_side(switching_often: None) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("size", range(2, 9))
+def test_the_first_steps_of_new_strategies_are_right(size: int) -> None:
+    for _ in range(15):
+        with MirroredStrategy(
+            cpus(size), communication_options=CommunicationOptions(timeout_seconds=5)
+        ) as strategy:
+            for _ in range(8):
+                result = strategy.run(lambda: [replica().all_reduce("SUM", 1.0) for _ in range(2)])
+                assert [part.values for part in result] == [(size,) * size] * 2
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_step_whose_threads_could_not_be_started_leaves_the_next_one_right(
+    failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+    started: list[threading.Thread] = []
+
+    def run_out(thread: threading.Thread) -> None:
+        if len(started) == failing:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    def step() -> float:
+        first = replica().all_reduce("SUM", 1.0)
+        time.sleep(0.01)  # long enough to need the threads
+        return float(first + replica().all_reduce("SUM", 1.0))
+
+    with MirroredStrategy(cpus(4), communication_options=CommunicationOptions(timeout_seconds=2)) as strategy:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", run_out)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                strategy.run(step)
+        for _ in range(5):
+            assert strategy.run(step).values == (8, 8, 8, 8)
+
+
 # ----------------------------------------------------------------------------------------- many callers
 
 

@@ -1,4 +1,4 @@
-"""Logging: one number for all replicas, in files that survive what happens to them."""
+"""Logging: one number for all replicas (users' report B02), in files that survive what happens to them."""
 
 from __future__ import annotations
 
