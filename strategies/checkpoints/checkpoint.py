@@ -94,7 +94,7 @@ class Checkpoint(Group):
         Args:
             path: of the file; folders that are missing are made.
             blocking: False returns once the values have been copied in memory; a thread writes them. The copy's memory is kept for
-                the next time. A save that is still under way is waited for first.
+                the next time; the first time, the system has to find it. A save that is still under way is waited for first.
             about: numbers and strings about this checkpoint, for `about_checkpoint`.
             then: called once the file is on the disk, in the thread that has written it.
 

@@ -56,14 +56,14 @@ def test_other_replicas_follow_the_same_curve_up_to_rounding(digits: Digits, tmp
 
 
 def test_after_an_epoch_that_fails_the_one_before_is_gone_on_from(digits: Digits, tmp_path: Path) -> None:
-    class Crash(Exception):
+    class CrashError(Exception):
         pass
 
     def crash_late(history: History) -> None:
-        if len(history.losses) == 8:  # of 5 a epoch
-            raise Crash
+        if len(history.losses) == 8:  # of 5 an epoch
+            raise CrashError
 
-    with make_strategy("mirrored", 2) as strategy, pytest.raises(Crash):
+    with make_strategy("mirrored", 2) as strategy, pytest.raises(CrashError):
         train(strategy, digits, epochs=2, checkpoints=tmp_path, report=crash_late)
     resumed = trained(digits, 2, tmp_path)
     assert resumed.losses == trained(digits, 2, None).losses
@@ -71,7 +71,7 @@ def test_after_an_epoch_that_fails_the_one_before_is_gone_on_from(digits: Digits
 
 def test_other_settings_are_refused(digits: Digits, tmp_path: Path) -> None:
     trained(digits, 1, tmp_path)
-    with pytest.raises(CheckpointError, match="'optimizer': 'adam'.*this one has .*'optimizer': 'sgd'"):
+    with pytest.raises(CheckpointError, match=r"'optimizer': 'adam'.*this one has .*'optimizer': 'sgd'"):
         trained(digits, 2, tmp_path, optimizer="sgd")
 
 

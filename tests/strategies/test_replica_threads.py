@@ -470,8 +470,8 @@ def step():
 random.seed(1)
 for turn in range(60):
     press = threading.Timer(random.random() * 0.01, os.kill, (os.getpid(), signal.SIGINT))
-    press.start()
     try:
+        press.start()
         while True:
             strategy.run(step)
     except KeyboardInterrupt:
