@@ -10,6 +10,7 @@ import numpy as np
 from collectives.arrays import Array, as_array, describe
 from collectives.communicator import Communicator
 from collectives.reduce_op import ReduceOp
+from collectives.row_merging import merge_rows
 
 
 @final
@@ -54,13 +55,11 @@ class IndexedSlices:
         return self.values.dtype
 
     def merged(self) -> IndexedSlices:
-        """The same with every index once, in ascending order, and its rows summed in the order they had."""
-        indices, places = np.unique(self.indices, return_inverse=True)
-        if len(indices) == len(self.indices):
-            order = np.argsort(self.indices, kind="stable")
-            return IndexedSlices(self.values[order], indices, self.dense_shape)
-        values = np.zeros((len(indices), *self.values.shape[1:]), self.values.dtype)
-        np.add.at(values, places, self.values)
+        """The same with every index once, in ascending order, and its rows summed in the order they had; itself if it is so."""
+        indices = self.indices
+        if len(indices) < 2 or bool((indices[1:] > indices[:-1]).all()):
+            return self
+        values, indices = merge_rows(self.values, indices)
         return IndexedSlices(values, indices, self.dense_shape)
 
     def __repr__(self) -> str:
@@ -82,7 +81,8 @@ def to_dense(slices: IndexedSlices | Array) -> Array:
         )
     dense = np.zeros(tuple(slices.dense_shape), slices.values.dtype)
     require_rows(slices.indices, len(dense), "to_dense")
-    np.add.at(dense, slices.indices, slices.values)
+    slices = slices.merged()
+    dense[slices.indices] = slices.values
     return dense
 
 

@@ -59,7 +59,12 @@ def _sorted(indices: Array) -> tuple[Array, Array]:
     """Where each index in ascending order comes from, equal ones in the order they had; and the sorted indices."""
     num_rows = len(indices)
     shift = num_rows.bit_length()
-    if num_rows and indices.dtype.kind in "iu" and indices.min() >= 0 and int(indices.max()) < 1 << (63 - shift):
+    if (
+        num_rows
+        and indices.dtype.kind in "iu"
+        and indices.min() >= 0
+        and int(indices.max()) < 1 << (63 - shift)
+    ):
         packed = indices.astype(np.int64)  # a new one
         packed <<= shift
         packed |= np.arange(num_rows)
@@ -80,8 +85,7 @@ def _add_runs(rows: Array, order: Array, starts: Array, lengths: Array, merged: 
     row_bytes = rows.shape[1] * dtype.itemsize
     fitting = max(1, _CACHED_BYTES // row_bytes)
     short = np.flatnonzero((lengths > 1) & (lengths <= _SHORT))
-    sums = np.empty((min(fitting, len(short)), rows.shape[1]), dtype)
-    added = np.empty(sums.shape, rows.dtype)
+    sums, added = (np.empty((min(fitting, len(short)), rows.shape[1]), dtype) for _ in range(2))
     for start in range(0, len(short), fitting):
         runs = short[start : start + fitting]
         # The longest first: those that have a next row are then side by side.
@@ -91,22 +95,26 @@ def _add_runs(rows: Array, order: Array, starts: Array, lengths: Array, merged: 
         total[...] = merged[runs]
         for number in range(1, int(left[0])):
             count = int(np.count_nonzero(left > number))
-            part = added[:count]
-            np.take(rows, order[first[:count] + number], axis=0, out=part, mode="clip")
+            part = _taken(rows, order[first[:count] + number], added[:count])
             np.add(total[:count], part, out=total[:count])
         merged[runs] = total
-    length = max(1, min(fitting, int(lengths.max())))
-    work = np.empty((1 + length, rows.shape[1]), dtype)
+    length = min(fitting, int(lengths.max()))
+    work, total = np.empty((1 + length, rows.shape[1]), dtype), np.empty(rows.shape[1], dtype)
     for run in np.flatnonzero(lengths > _SHORT):
-        stop = int(starts[run] + lengths[run])
-        total = work[0]
+        begin, stop = int(starts[run]), int(starts[run] + lengths[run])
         total[...] = merged[run]
-        for start in range(int(starts[run]) + 1, stop, length):
+        for start in range(begin + 1, stop, length):
             places = order[start : min(start + length, stop)]
-            part = work[1 : 1 + len(places)]
-            if rows.dtype == dtype:
-                np.take(rows, places, axis=0, out=part, mode="clip")
-            else:
-                part[...] = rows[places]
+            work[0] = total
+            _taken(rows, places, work[1 : 1 + len(places)])
             np.add.reduce(work[: 1 + len(places)], axis=0, out=total)
         merged[run] = total
+
+
+def _taken(rows: Array, places: Array, out: Array) -> Array:
+    if rows.dtype == out.dtype:
+        # They are in range: with "clip" NumPy writes into the result itself, not into a copy first.
+        np.take(rows, places, axis=0, out=out, mode="clip")
+    else:
+        out[...] = rows[places]
+    return out

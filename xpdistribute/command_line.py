@@ -64,9 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"xpdistribute {own_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    commands.add_parser(
-        "bench", help="how fast it is here: the same as python -m benchmarks", add_help=False
-    )
+    commands.add_parser("bench", help="how fast it is here: the same as python -m benchmarks", add_help=False)
     doctor = commands.add_parser(
         "doctor",
         help="what is installed here, what is missing, and what would be slow",

@@ -56,9 +56,7 @@ def find_cores(root: Path = _ROOT) -> Cores:
     logical = os.cpu_count() or 1
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
     limits = list(_cpu_limits(root))
-    return Cores(
-        logical, logical if affinity is None else len(affinity(0)), min(limits) if limits else None
-    )
+    return Cores(logical, logical if affinity is None else len(affinity(0)), min(limits) if limits else None)
 
 
 def find_memory(root: Path = _ROOT) -> Memory:

@@ -83,9 +83,11 @@ class Rival:
         Raises:
             RivalError: it failed, or did not answer in time.
         """
-        if case not in self._processes:
-            self._processes[case] = self._idle.pop() if self._idle else _Process(self.name, self._command)
-        answer = self._processes[case].ask(
+        # Nor does TensorFlow let groups of two sizes live in one process.
+        key = f"{case} {details.get('replicas')}"
+        if key not in self._processes:
+            self._processes[key] = self._idle.pop() if self._idle else _Process(self.name, self._command)
+        answer = self._processes[key].ask(
             f"measure {case} {json.dumps({'iterations': iterations, **details})}"
         )
         self.num_wrong += int(answer["wrong"])

@@ -59,10 +59,6 @@ class AdagradRule(UpdateRule):
     def num_scratch(self) -> int:
         return 1
 
-    @property
-    def ignores_zeros(self) -> bool:
-        return True
-
     def update(
         self,
         parameters: Array,

@@ -18,6 +18,9 @@ from variables.variable import Variable
 _LARGE_BYTES = 1 << 15
 """From this size on, a gradient is read where it is; smaller ones are copied together, to be worked on as one array."""
 
+_JOINED_BYTES = 4 << 20
+"""Up to this size small ones are copied together: for more, memory would be asked of the operating system each time."""
+
 
 @final
 class BlockState:
@@ -59,7 +62,8 @@ class Segment:
         stop: where the last one ends.
         order: their positions among the variables that were asked for, in the order in which they lie.
         shapes: theirs.
-        padding: zeros for the gap after each of them.
+        gaps: zero bytes for what lies between them.
+        dtypes: of each, all the same.
         is_large: whether it is one large variable, whose gradient is read where it is.
     """
 
@@ -68,16 +72,38 @@ class Segment:
     stop: int
     order: tuple[int, ...]
     shapes: list[tuple[int, ...]]
-    padding: list[Array]
+    gaps: list[bytes]
+    dtypes: list[np.dtype[Any]]
     is_large: bool
 
     def at(self, positions: Sequence[int]) -> Segment:
         """The same, where the variables asked for are some of a longer sequence, at these positions."""
         return replace(self, order=tuple(positions[index] for index in self.order))
 
-    def has_arrays(self, gradients: Sequence[Any]) -> bool:
-        """Whether these are plain arrays of the shapes of the variables."""
-        return set(map(type, gradients)) == {np.ndarray} and list(map(_SHAPE, gradients)) == self.shapes
+    def flat(self, gradients: Sequence[Any]) -> Array | None:
+        """These gradients side by side as one array, to be read only; None unless all are plain arrays that fit.
+
+        Args:
+            gradients: one for each variable, in the order in which they lie.
+        """
+        if (
+            set(map(type, gradients)) != {np.ndarray}
+            or list(map(_SHAPE, gradients)) != self.shapes
+            or list(map(_DTYPE, gradients)) != self.dtypes
+        ):
+            return None
+        if len(gradients) == 1:
+            (gradient,) = gradients
+            return gradient.reshape(-1) if gradient.flags.c_contiguous else None
+        pieces: list[Any] = [b""] * (2 * len(gradients) - 1)
+        pieces[1::2] = self.gaps
+        pieces[::2] = gradients
+        # It copies small arrays several times faster than NumPy's functions do.
+        try:
+            return np.frombuffer(b"".join(pieces), self.dtypes[0])
+        except TypeError:  # some are not contiguous
+            pieces[::2] = map(np.ascontiguousarray, gradients)
+            return np.frombuffer(b"".join(pieces), self.dtypes[0])
 
     def parameters(self) -> list[Array]:
         """Every copy's parameters, flat."""
@@ -162,7 +188,13 @@ def _is_large(state: BlockState, place: Place) -> bool:
 def _continues(group: Sequence[_Entry], entry: _Entry) -> bool:
     state, last, _ = group[-1]
     follows = entry[0] is state and state.block.follows(last, entry[1])
-    return follows and not _is_large(state, last) and not _is_large(state, entry[1])
+    num_bytes = (entry[1].stop - group[0][1].start) * state.block.dtype.itemsize
+    return (
+        follows
+        and num_bytes <= _JOINED_BYTES
+        and not _is_large(state, last)
+        and not _is_large(state, entry[1])
+    )
 
 
 def _segment(entries: Sequence[_Entry]) -> Segment:
@@ -175,9 +207,10 @@ def _segment(entries: Sequence[_Entry]) -> Segment:
         places[-1].stop,
         tuple(index for *_, index in entries),
         [place.shape for place in places],
-        [np.zeros(gap, state.block.dtype) for gap in (*gaps, 0)],
+        [bytes(gap * state.block.dtype.itemsize) for gap in gaps],
+        [state.block.dtype] * len(places),
         _is_large(state, places[0]),
     )
 
 
-_SHAPE = attrgetter("shape")
+_SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")

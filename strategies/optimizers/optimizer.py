@@ -10,13 +10,15 @@ from typing import Any, TypedDict, final
 
 from collectives.arrays import Array
 from collectives.flight_recorder import Mark, clock
+from collectives.indexed_slices import IndexedSlices
 from collectives.reduce_op import ReduceOp, parse_member
 from collectives.rendezvous import Call
 from strategies.optimizers.clipping import Clipping
-from strategies.optimizers.contribution import Contribution, checked_slices
+from strategies.optimizers.contribution import Contribution
 from strategies.optimizers.gradient_memory import GradientMemory, place_of
+from strategies.optimizers.no_sync import require_sync
 from strategies.optimizers.plan import LossScale, Plan, Settings, Update
-from strategies.optimizers.sparse_rows import SparseRows, reduced_slices
+from strategies.optimizers.sparse_rows import SparseRows, Table, reduced_slices
 from strategies.optimizers.update_rule import UpdateRule
 from variables.local_variable import LocalVariable
 from variables.replica_context import ReplicaContext, ReplicaContextError, current
@@ -71,7 +73,7 @@ class Optimizer:
             sparse gradients only the rows that are updated.
         clipvalue: bound on each element of the gradients. As the other bounds, of which only one may be given, it applies to
             the replicas' gradients brought together, not to each replica's.
-        clipnorm: bound on the norm of each variable's gradient.
+        clipnorm: bound on the norm of each variable's gradient; of a sharded variable, that of all its shards together.
         global_clipnorm: bound on the norm of all gradients together.
         name: for error messages and checkpoints.
 
@@ -100,7 +102,6 @@ class Optimizer:
         self.learning_rate = learning_rate
         self._settings = Settings(rule, op, Clipping(clipvalue, clipnorm, global_clipnorm), weight_decay)
         self._memory = GradientMemory(rule.slots)
-        self._hands_out = False
         self._undecayed: set[int] = set()
         self._known: dict[int, Variable] = {}
         self._groups: dict[tuple[int, ...], _Group] = {}
@@ -142,7 +143,7 @@ class Optimizer:
         """
         with self._mutex:
             for variable in variables:
-                for part in variable.shards if isinstance(variable, ShardedVariable) else (variable,):
+                for part in _parts(variable):
                     self._known[id(part)] = part
 
     def exclude_from_weight_decay(self, variables: Iterable[Variable]) -> None:
@@ -156,8 +157,7 @@ class Optimizer:
                 f"{self.name}.exclude_from_weight_decay: called after updates; call it before the first"
             )
         for variable in variables:
-            parts = variable.shards if isinstance(variable, ShardedVariable) else (variable,)
-            self._undecayed.update(map(id, parts))
+            self._undecayed.update(map(id, _parts(variable)))
             self.build([variable])
 
     def gradient(self, variable: Variable) -> Array:
@@ -174,7 +174,6 @@ class Optimizer:
             TypeError: a sharded variable, whose gradients lie with its shards.
         """
         replica = self._require_replica([variable], "gradient")
-        self._hands_out = True
         with self._mutex:
             state = self._memory.state_of(variable, 1 if replica is None else replica.rendezvous.size)
         return place_of(variable).view(state.gradients[0 if replica is None else replica.local_replica_id])
@@ -214,6 +213,7 @@ class Optimizer:
                 outside of the strategy's scope, or unknown: not among those of the first update or of `build`.
             TypeError: a gradient that does not cast to the variable's dtype.
             ReplicaContextError: called across replicas.
+            RuntimeError: called in a block of `GradientAccumulator.no_sync`.
         """
         self.apply_scaled_gradients(grads_and_vars, None)
 
@@ -229,20 +229,21 @@ class Optimizer:
         Returns:
             Whether the update was made, the same on all replicas.
         """
-        pairs = list(grads_and_vars)
-        if not pairs:
+        require_sync(f"{self.name}.apply_gradients")
+        columns = tuple(zip(*grads_and_vars, strict=True))
+        if not columns:
             raise ValueError(
                 f"{self.name}.apply_gradients: got no gradients; need pairs (gradient, variable)"
             )
-        gradients, variables = zip(*pairs, strict=True)
+        gradients, variables = columns
         context = current.get()
         replica = context if isinstance(context, ReplicaContext) else None
         key = (0 if replica is None else id(replica.strategy), *map(id, variables))
         group = self._groups.get(key)
         if group is None:
-            if any(isinstance(variable, ShardedVariable) for variable in variables):
-                return self.apply_scaled_gradients(_without_shards(pairs), loss_scale)
             group = self._new_group(key, variables, replica)
+        if group.has_shards:
+            gradients = tuple(group.spread(gradients))
         marks = None if replica is None else replica.rendezvous.recorder.marks
         if replica is None or marks is None:
             return self._apply(group, gradients, replica, loss_scale)
@@ -260,10 +261,10 @@ class Optimizer:
         loss_scale: LossScale | None,
     ) -> bool:
         number = 0 if replica is None else replica.local_replica_id
-        contribution = Contribution(gradients, number, self._hands_out)
+        contribution = Contribution(gradients, number)
         if not contribution.missing:
             plan = group.plan(contribution.sparse)
-            contribution.pack(plan.segments, group.variables, group.where)
+            contribution.pack(plan.segments, plan.sparse, group.variables, group.where)
         if replica is None or group.num_replicas == 1:
             plan = self._begin(group, [contribution], loss_scale)
             return self._run(plan, number)
@@ -290,12 +291,14 @@ class Optimizer:
         except BaseException as failure:
             replica.rendezvous.abort(failure)
             raise
-        meet(number, group.end, None, self._finish)
-        return True
 
-    def _finish(self, values: list[None]) -> list[None]:
-        self.iterations += 1
-        return values
+        def finish(values: list[None]) -> list[None]:
+            plan.end()
+            self.iterations += 1
+            return values
+
+        meet(number, group.end, None, finish)
+        return True
 
     def _run(self, plan: Plan, replica: int) -> bool:
         """All of an update in the calling thread."""
@@ -304,6 +307,7 @@ class Optimizer:
             if not plan.decide():
                 return False
         plan.update(replica)
+        plan.end()
         self.iterations += 1
         return True
 
@@ -321,13 +325,7 @@ class Optimizer:
             float(rate(self.iterations) if callable(rate) else rate),
             [contribution.lent for contribution in contributions],
             {
-                position: reduced_slices(
-                    [
-                        checked_slices(c.gradients[position], group.variables[position], group.where)
-                        for c in contributions
-                    ],
-                    self._settings.op,
-                )
+                position: reduced_slices([c.rows[position] for c in contributions], self._settings.op)
                 for position in plan.sparse
             },
             loss_scale,
@@ -347,7 +345,7 @@ class Optimizer:
         sparse = set.intersection(*(set(c.sparse) for c in contributions))
         plan = group.plan(tuple(sorted(sparse)), frozenset(everywhere))
         for contribution in contributions:
-            contribution.pack(plan.segments, group.variables, group.where)
+            contribution.pack(plan.segments, plan.sparse, group.variables, group.where)
         return plan
 
     # ------------------------------------------------------------------ checks
@@ -361,12 +359,14 @@ class Optimizer:
             if key in self._groups:
                 return self._groups[key]
             where = f"{self.name}.apply_gradients"
-            if len(set(key)) < len(key):
-                twice = next(variable.name for variable in variables if key.count(id(variable)) > 1)
+            parts = [part for variable in variables for part in _parts(variable)]
+            ids = list(map(id, parts))
+            if len(set(ids)) < len(ids):
+                twice = next(part.name for part in parts if ids.count(id(part)) > 1)
                 raise ValueError(f"{where}: got {twice} twice; need each variable once — add its gradients")
             if not self._known:
                 self.build(variables)
-            for variable in variables:
+            for variable in parts:
                 if id(variable) not in self._known:
                     raise ValueError(
                         f"{where}: {variable.name} is not among the variables of the first update; "
@@ -398,7 +398,7 @@ class Optimizer:
                     )
             return context
         for variable in variables:
-            if not isinstance(variable, LocalVariable):
+            if not all(isinstance(part, LocalVariable) for part in _parts(variable)):
                 raise ReplicaContextError(
                     f"{self.name}.{method}: called across the replicas of {variable.owner!r}; it needs replica context — "
                     "call it in the function passed to strategy.run"
@@ -409,6 +409,10 @@ class Optimizer:
 @final
 class _Group:
     """One tuple of variables that are updated together, and the plans for it.
+
+    Attributes:
+        variables: in the caller's order, each shard that has rows by itself. "Positions" count these.
+        has_shards: whether some are shards, so that gradients are to be spread over them first.
 
     Args:
         settings: of the optimizer.
@@ -430,7 +434,11 @@ class _Group:
         undecayed: set[int],
         strategy: object,
     ) -> None:
-        self.variables = variables
+        parts = [(part, whole) for whole, v in enumerate(variables) for part in _parts_with_rows(v)]
+        self.variables = tuple(part for part, _ in parts)
+        self._wholes = [whole for _, whole in parts]
+        self._given = variables
+        self.has_shards = any(isinstance(variable, ShardedVariable) for variable in variables)
         self.num_replicas = num_replicas
         self.where = where
         self._settings = settings
@@ -460,6 +468,21 @@ class _Group:
                 plan = self._plans[key] = self._make_plan(sparse, left_out)
             return plan
 
+    def spread(self, gradients: Sequence[Any]) -> list[Any]:
+        """A gradient for each position, from one for each variable in the caller's order."""
+        spread: list[Any] = []
+        for gradient, variable in zip(gradients, self._given, strict=True):
+            if not isinstance(variable, ShardedVariable):
+                spread.append(gradient)
+            elif gradient is None:
+                spread += [None for _ in _parts_with_rows(variable)]
+            else:
+                # Merged once, rows ascend, and the parts of shards are views.
+                whole = gradient.merged() if isinstance(gradient, IndexedSlices) else gradient
+                pairs = zip(variable.split(whole), variable.shards, strict=True)
+                spread += [part for part, shard in pairs if len(shard)]
+        return spread
+
     def warn_of_missing(self, positions: Iterable[int]) -> None:
         """Say once for each variable that it had no gradient on some replicas."""
         new = [position for position in sorted(positions) if position not in self._warned]
@@ -476,24 +499,34 @@ class _Group:
         dense = [i for i in range(len(self.variables)) if i not in sparse and i not in left_out]
         chosen = [self.variables[i] for i in dense]
         some_undecayed = bool(settings.weight_decay) and any(id(v) in self._undecayed for v in chosen)
-        whole = settings.needs_whole_variables or some_undecayed
+        apart = settings.tells_variables_apart or some_undecayed
         segments = [
-            segment.at(dense) for segment in self._memory.segments(chosen, self.num_replicas, whole=whole)
+            segment.at(dense) for segment in self._memory.segments(chosen, self.num_replicas, whole=apart)
         ]
         decays = [
             not some_undecayed or id(self.variables[s.order[0]]) not in self._undecayed for s in segments
         ]
-        rows = {position: self._rows(self.variables[position]) for position in sparse}
-        return Plan(settings, segments, decays, rows, self.num_replicas)
+        wholes = [self._wholes[segment.order[0]] for segment in segments]
+        positions: dict[int, list[int]] = {}
+        for position in sparse:
+            positions.setdefault(self._wholes[position], []).append(position)
+        rows = {tuple(own): self._rows([self.variables[p] for p in own]) for own in positions.values()}
+        return Plan(settings, segments, decays, wholes, rows, self.num_replicas)
 
-    def _rows(self, variable: Variable) -> SparseRows:
-        state, place = self._memory.state_of(variable, self.num_replicas), place_of(variable)
-        slots: Mapping[str, Array] = state.slots
-        return SparseRows(
-            [place.view(copy) for copy in state.block.copies],
-            {name: place.view(slot) for name, slot in slots.items()},
-            0.0 if id(variable) in self._undecayed else self._settings.weight_decay,
-        )
+    def _rows(self, shards: Sequence[Variable]) -> SparseRows:
+        tables = []
+        for shard in shards:
+            state, place = self._memory.state_of(shard, self.num_replicas), place_of(shard)
+            slots: Mapping[str, Array] = state.slots
+            tables.append(
+                Table(
+                    [place.view(copy) for copy in state.block.copies],
+                    {name: place.view(slot) for name, slot in slots.items()},
+                )
+            )
+        # An optimizer knows the shards of a variable only together, so all of them are decayed, or none.
+        is_undecayed = id(shards[0]) in self._undecayed
+        return SparseRows(tables, 0.0 if is_undecayed else self._settings.weight_decay)
 
 
 @final
@@ -513,13 +546,13 @@ class _Hidden:
         return ""
 
 
-def _without_shards(grads_and_vars: Iterable[tuple[Any, Variable]]) -> list[tuple[Any, Variable]]:
-    pairs: list[tuple[Any, Variable]] = []
-    for gradient, variable in grads_and_vars:
-        if isinstance(variable, ShardedVariable):
-            parts = [None] * len(variable.shards) if gradient is None else variable.split(gradient)
-            # Those without rows have nothing to update.
-            pairs += [pair for pair in zip(parts, variable.shards, strict=True) if len(pair[1])]
-        else:
-            pairs.append((gradient, variable))
-    return pairs
+def _parts(variable: Variable) -> tuple[Variable, ...]:
+    """Its shards, or the variable itself."""
+    return variable.shards if isinstance(variable, ShardedVariable) else (variable,)
+
+
+def _parts_with_rows(variable: Variable) -> list[Variable]:
+    """Of a sharded variable those shards that there is something to update in."""
+    if not isinstance(variable, ShardedVariable):
+        return [variable]
+    return [shard for shard in variable.shards if len(shard)]

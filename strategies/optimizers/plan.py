@@ -5,8 +5,8 @@ while it is in the cache: each byte goes through memory once, and the update is 
 copy. All replicas' threads may take pieces; the pieces are independent of one another, so the numbers are the
 same to the last bit whoever takes which.
 
-Where all gradients decide together over each (their global norm, or whether any is not finite), there are two walks:
-one that reduces, and one that updates.
+Where gradients decide together over each (their norm, or whether any is not finite), there are two walks: one that
+reduces, and one that updates.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Settings:
     weight_decay: float
 
     @property
-    def needs_whole_variables(self) -> bool:
-        """Whether pieces are whole variables."""
+    def tells_variables_apart(self) -> bool:
+        """Whether a piece may not hold more than one variable."""
         return self.rule.needs_whole_variables or self.clipping.norm is not None
 
 
@@ -73,8 +73,8 @@ class Update:
     Args:
         step: its number, from 1.
         learning_rate: its learning rate.
-        lent: by replica, the flat gradients of the large variables, in the order of the plan.
-        sparse: by sparse variable, its gradient, reduced.
+        lent: by replica, the flat gradients of each segment.
+        sparse: by the position of a sparse variable, its gradient, reduced.
         loss_scale: what the gradients were multiplied by; the update is then made only if all are finite. None if they
             were not multiplied, and are not looked at.
     """
@@ -92,12 +92,12 @@ class _Piece:
     """A part of flat memory that fits the cache together with all that belongs to it."""
 
     parameters: list[Array]
-    packed: list[Array]
     slots: dict[str, Array]
     total: Array
     decay: float
-    large: int  # the number among the large variables whose gradients it is a part of, or -1
+    segment: int
     part: slice
+    norm: int  # which of the norms that gradients are clipped by counts its gradients
 
 
 @final
@@ -108,7 +108,8 @@ class Plan:
         settings: of the optimizer.
         segments: the variables with dense gradients.
         decays: for each segment, whether weight decay applies to it.
-        sparse: the variables with sparse gradients, by their positions.
+        wholes: for each segment, a number that it shares with those of the other shards of its variable.
+        sparse: the variables with sparse gradients, by the positions of their shards.
         num_replicas: that have gradients.
     """
 
@@ -117,137 +118,178 @@ class Plan:
         settings: Settings,
         segments: Sequence[Segment],
         decays: Sequence[bool],
-        sparse: Mapping[int, SparseRows],
+        wholes: Sequence[int],
+        sparse: Mapping[tuple[int, ...], SparseRows],
         num_replicas: int,
     ) -> None:
         self.segments = segments
-        self.sparse = sparse
-        self._settings = settings
+        self.sparse = [position for positions in sparse for position in positions]
+        self._sparse = sparse
         self._rule = settings.rule
         self._op = settings.op
         self._clipping = settings.clipping
+        self._num_replicas = num_replicas
+        self._has_norms = settings.clipping.norm is not None or settings.clipping.global_norm is not None
         num_arrays = 2 * num_replicas + 2 * len(settings.rule.slots)
         num_bytes = sum((s.stop - s.start) * s.state.block.dtype.itemsize for s in segments)
         self.is_shared = num_replicas > 1 and num_arrays * num_bytes >= _SHARED_FROM
-        self._pieces: list[_Piece] = []
-        num_large = 0
-        for segment, decaying in zip(segments, decays, strict=True):
+        by_whole = settings.clipping.norm is not None
+        is_whole = settings.rule.needs_whole_variables
+        units: dict[int, list[_Piece]] = {}
+        for number, (segment, decaying, whole) in enumerate(zip(segments, decays, wholes, strict=True)):
             decay = settings.weight_decay if decaying else 0.0
-            self._pieces += _cut(segment, num_large, decay, settings.needs_whole_variables)
-            num_large += segment.is_large
+            for piece in _cut(segment, number, decay, whole if by_whole else 0, is_whole):
+                # Together only where a rule wants whole variables, whose shards lie in several segments.
+                units.setdefault(whole if is_whole else -1 - len(units), []).append(piece)
+        self._units = list(units.values())[::-1]
         self._scratch: dict[tuple[int, np.dtype[Any]], list[Array]] = {}
-        self._left: list[_Piece] = []
-        self._squares: list[float] = []
+        self._left: list[list[_Piece]] = []
+        self._squares: dict[int, list[float]] = {}
         self._finite: list[bool] = []
-        self._factor = 1.0
-        self._update = Update(0, 0.0, ())
+        self._scale = 1.0
+        self._factors: dict[int, float] = {}
+        self._update = _NONE
         self.has_two_walks = False
 
     def begin(self, update: Update) -> None:
         """Get ready for one update."""
         self._update = update
-        self.has_two_walks = self._clipping.global_norm is not None or update.loss_scale is not None
-        self._factor = 1.0
-        self._left = self._pieces[::-1]
+        self.has_two_walks = self._has_norms or update.loss_scale is not None
+        self._scale, self._factors = 1.0, {}
+        self._left = self._units.copy()
         if self.has_two_walks:
-            self._squares, self._finite = [], []
+            self._squares, self._finite = {}, []
         else:
             self.update_sparse()
 
+    def end(self) -> None:
+        """Let go of the gradients."""
+        self._update = _NONE
+
     def reduce(self, replica: int) -> None:
         """The first of two walks: bring gradients together, piece by piece until none is left."""
-        self._walk(self._reduce_piece, replica)
+        self._walk(self._reduce_unit, replica)
 
     def decide(self) -> bool:
         """Between two walks: whether there is a second one."""
-        update, bound = self._update, self._clipping.global_norm
+        update = self._update
         if update.loss_scale is not None:
             sparse = all(bool(np.isfinite(slices.values).all()) for slices in update.sparse.values())
             is_finite = sparse and all(self._finite)
-            self._factor = 1 / update.loss_scale.loss_scale
+            self._scale = 1 / update.loss_scale.loss_scale
             update.loss_scale.settle(is_finite)
             if not is_finite:
                 return False
-        if bound is not None:
-            squares = math.fsum([*self._squares, *(sum_of_squares(s.values) for s in update.sparse.values())])
-            self._factor *= clip_scale(math.sqrt(squares) * self._factor, bound)
-        self._left = self._pieces[::-1]
+        if self._has_norms:
+            self._decide_factors()
+        self._left = self._units.copy()
         self.update_sparse()
         return True
 
+    def _decide_factors(self) -> None:
+        by_whole, bound = self._clipping.norm is not None, self._clipping.norm or self._clipping.global_norm
+        assert bound is not None
+        for positions in self._sparse:
+            squares = self._squares.setdefault(_norm_of(positions) if by_whole else 0, [])
+            squares += [sum_of_squares(self._update.sparse[position].values) for position in positions]
+        for number, squares in self._squares.items():
+            norm = (
+                math.sqrt(math.fsum(squares)) * self._scale if all(map(math.isfinite, squares)) else math.nan
+            )
+            self._factors[number] = self._scale * clip_scale(norm, bound)
+
     def update(self, replica: int) -> None:
         """The only walk, or the second one: update piece by piece until none is left."""
-        self._walk(self._update_piece, replica)
+        self._walk(self._update_unit, replica)
 
     def update_sparse(self) -> None:
         """Update the rows that have sparse gradients."""
-        for position, slices in self._update.sparse.items():
-            values = slices.values
-            if self._factor != 1.0:
-                values = values * values.dtype.type(self._factor)
-            values = self._clipped(values, np.empty_like(values))
-            self.sparse[position].update(
+        update, bound = self._update, self._clipping.value
+        by_whole = self._clipping.norm is not None
+        for positions, rows in self._sparse.items():
+            gradients = [update.sparse[position] for position in positions]
+            factor = self._factors.get(_norm_of(positions) if by_whole else 0, self._scale)
+            rows.update(
                 self._rule,
-                values,
-                slices.indices,
-                step=self._update.step,
-                learning_rate=self._update.learning_rate,
+                [slices.values for slices in gradients],
+                [slices.indices for slices in gradients],
+                factor=factor,
+                bound=bound,
+                step=update.step,
+                learning_rate=update.learning_rate,
             )
 
     # ------------------------------------------------------------------ pieces
 
-    def _walk(self, visit: Callable[[_Piece, int], None], replica: int) -> None:
+    def _walk(self, visit: Callable[[list[_Piece], int], None], replica: int) -> None:
         left = self._left
         while True:
             try:
-                piece = left.pop()  # atomic, so that threads can share the list
+                unit = left.pop()  # atomic, so that threads can share the list
             except IndexError:
                 return
-            visit(piece, replica)
+            visit(unit, replica)
 
     def _gradients(self, piece: _Piece) -> list[Array]:
-        if piece.large < 0:
-            return piece.packed
-        return [lent[piece.large][piece.part] for lent in self._update.lent]
+        return [lent[piece.segment][piece.part] for lent in self._update.lent]
 
-    def _reduce_piece(self, piece: _Piece, replica: int) -> None:  # noqa: ARG002  # as _update_piece
-        gradients = self._gradients(piece)
-        # The sums go where the first replica's gradients are, or would be if they weren't read elsewhere.
-        total = self._reduced(gradients, piece.total)
-        if (
-            total is not piece.total
-            and total.__array_interface__["data"] != piece.total.__array_interface__["data"]
-        ):
-            np.copyto(piece.total, total)
-        if self._update.loss_scale is not None:
-            self._finite.append(bool(np.isfinite(piece.total).all()))
-        if self._clipping.global_norm is not None:
-            self._squares.append(sum_of_squares(piece.total))
+    def _reduce_unit(self, unit: list[_Piece], replica: int) -> None:  # noqa: ARG002  # as _update_unit
+        for piece in unit:
+            total = self._reduced(self._gradients(piece), piece.total)
+            if self._update.loss_scale is not None:
+                self._finite.append(bool(np.isfinite(total).all()))
+            if self._has_norms:
+                self._squares.setdefault(piece.norm, []).append(sum_of_squares(total))
 
-    def _update_piece(self, piece: _Piece, replica: int) -> None:
-        parameters, *copies = piece.parameters
-        room, *scratch = self._scratch_for(replica, parameters)
-        total = piece.total if self.has_two_walks else self._reduced(self._gradients(piece), room)
-        if self._factor != 1.0:
-            total = np.multiply(total, self._factor, out=room)
-        total = self._clipped(total, room)
+    def _update_unit(self, unit: list[_Piece], replica: int) -> None:
+        if len(unit) == 1:
+            (piece,) = unit
+            parameters, *copies = piece.parameters
+            room, *scratch = self._scratch_for(replica, parameters.size, parameters.dtype)
+            self._update_flat(parameters, self._total(piece, room), piece.slots, scratch, piece.decay)
+            for copy in copies:
+                np.copyto(copy, parameters)
+            return
+        self._update_shards(unit, replica)
+
+    def _update_shards(self, unit: list[_Piece], replica: int) -> None:
+        """Bring the shards of one variable together, update them as one, and spread them again."""
+        parameters = np.concatenate([piece.parameters[0] for piece in unit])
+        slots = {name: np.concatenate([piece.slots[name] for piece in unit]) for name in self._rule.slots}
+        total, *scratch = self._scratch_for(replica, parameters.size, parameters.dtype)
+        cuts = np.cumsum([piece.total.size for piece in unit])[:-1]
+        for piece, room in zip(unit, np.split(total, cuts), strict=True):
+            own = self._total(piece, room)
+            if own is not room:
+                np.copyto(room, own)
+        self._update_flat(parameters, total, slots, scratch, unit[0].decay)
+        for number, piece in enumerate(unit):
+            for copy in piece.parameters:
+                np.copyto(copy, np.split(parameters, cuts)[number])
+            for name, slot in piece.slots.items():
+                np.copyto(slot, np.split(slots[name], cuts)[number])
+
+    def _update_flat(
+        self, parameters: Array, total: Array, slots: dict[str, Array], scratch: list[Array], decay: float
+    ) -> None:
         update = self._update
-        if piece.decay:
-            np.multiply(parameters, 1 - update.learning_rate * piece.decay, out=parameters)
+        if decay:
+            np.multiply(parameters, 1 - update.learning_rate * decay, out=parameters)
         self._rule.update(
-            parameters, total, piece.slots, scratch, step=update.step, learning_rate=update.learning_rate
+            parameters, total, slots, scratch, step=update.step, learning_rate=update.learning_rate
         )
-        for copy in copies:
-            np.copyto(copy, parameters)
 
-    def _clipped(self, total: Array, room: Array) -> Array:
-        clipping = self._clipping
-        if clipping.value is not None:
-            return np.clip(total, -clipping.value, clipping.value, out=room)
-        if clipping.norm is not None:
-            scale = clip_scale(math.sqrt(sum_of_squares(total)), clipping.norm)
-            return total if scale == 1.0 else np.multiply(total, scale, out=room)
-        return total
+    def _total(self, piece: _Piece, room: Array) -> Array:
+        """A piece's gradients brought together and clipped; in the room given, or elsewhere."""
+        if self.has_two_walks and self._num_replicas > 1:
+            total = piece.total
+        else:
+            total = self._reduced(self._gradients(piece), room)
+        factor = self._factors.get(piece.norm, self._scale)
+        if factor != 1.0:
+            total = np.multiply(total, factor, out=room)
+        bound = self._clipping.value
+        return total if bound is None else np.clip(total, -bound, bound, out=room)
 
     def _reduced(self, gradients: list[Array], total: Array) -> Array:
         if len(gradients) == 1:
@@ -262,33 +304,38 @@ class Plan:
             np.divide(total, len(gradients), out=total)
         return total
 
-    def _scratch_for(self, replica: int, parameters: Array) -> list[Array]:
-        key = (replica, parameters.dtype)
+    def _scratch_for(self, replica: int, size: int, dtype: np.dtype[Any]) -> list[Array]:
+        key = (replica, dtype)
         scratch = self._scratch.get(key)
         if scratch is None:
-            length = max(
-                p.parameters[0].size for p in self._pieces if p.parameters[0].dtype == parameters.dtype
-            )
-            count = self._rule.num_scratch + 1
-            scratch = self._scratch[key] = [np.empty(length, parameters.dtype) for _ in range(count)]
-        size = parameters.size
+            sizes = (sum(p.total.size for p in unit) for unit in self._units if unit[0].total.dtype == dtype)
+            length, count = max(sizes), self._rule.num_scratch + 1
+            scratch = self._scratch[key] = [np.empty(length, dtype) for _ in range(count)]
         return scratch if scratch[0].size == size else [work[:size] for work in scratch]
 
 
-def _cut(segment: Segment, num_large: int, decay: float, whole: bool) -> list[_Piece]:
+_NONE = Update(0, 0.0, ())
+
+
+def _norm_of(positions: tuple[int, ...]) -> int:
+    # Apart from those of dense variables, which are numbered from 0.
+    return -1 - positions[0]
+
+
+def _cut(segment: Segment, number: int, decay: float, norm: int, is_whole: bool) -> list[_Piece]:
     parameters, slots = segment.parameters(), segment.slots()
-    gradients = [segment.gradients(replica) for replica in range(len(segment.state.gradients))]
-    size = parameters[0].size
-    length = max(1, size if whole else CHUNK_BYTES // parameters[0].itemsize)
+    totals = segment.gradients(0)
+    size = totals.size
+    length = max(1, size if is_whole else CHUNK_BYTES // totals.itemsize)
     return [
         _Piece(
             [copy[part] for copy in parameters],
-            [gradient[part] for gradient in gradients],
             {name: slot[part] for name, slot in slots.items()},
-            gradients[0][part],
+            totals[part],
             decay,
-            num_large if segment.is_large else -1,
+            number,
             part,
+            norm,
         )
         for part in (slice(start, min(start + length, size)) for start in range(0, size, length))
     ]

@@ -57,10 +57,6 @@ class SgdRule(UpdateRule):
     def num_scratch(self) -> int:
         return 1
 
-    @property
-    def ignores_zeros(self) -> bool:
-        return not self.momentum
-
     def update(
         self,
         parameters: Array,

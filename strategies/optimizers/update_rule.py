@@ -31,11 +31,6 @@ class UpdateRule(ABC):
         """Whether the pieces are to be whole variables, one each, for rules that look at a variable's norm."""
         return False
 
-    @property
-    def ignores_zeros(self) -> bool:
-        """Whether a gradient of zero changes neither parameter nor slots, so that rows without one can be left out."""
-        return False
-
     @abstractmethod
     def update(
         self,
