@@ -9,8 +9,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 INSTALLED := $(VENV)/.installed
 FRAMEWORKS := $(VENV)/.frameworks
+DOCS := $(VENV)/.docs
 
-.PHONY: help demo test test-frameworks bench lint format clean
+.PHONY: help demo test test-frameworks bench docs lint format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,6 +19,7 @@ help:
 	@echo 'make test    the tests, without the slow ones'
 	@echo 'make test-frameworks  those with PyTorch, JAX and autograd, which it installs: 2 GB'
 	@echo 'make bench   the benchmarks'
+	@echo 'make docs    the guide and the reference, as HTML in docs/_build'
 	@echo 'make lint    format, style, types and layers, as CI checks them'
 	@echo 'make format  put the format and the simple lint findings right'
 	@echo 'make clean   remove .venv, caches and build results'
@@ -40,6 +42,11 @@ test-frameworks: $(FRAMEWORKS)
 bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+# A warning, such as a link to nowhere, is an error.
+docs: $(DOCS)
+	@$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs docs/_build $(ARGS)
+	@echo 'docs/_build/index.html'
+
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -51,7 +58,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix
 
 clean:
-	rm -rf .venv .ci/venv .ci/wheel build dist htmlcov .coverage .coverage.*
+	rm -rf .venv .ci/venv .ci/wheel build dist docs/_build htmlcov .coverage .coverage.*
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -78,4 +85,9 @@ $(INSTALLED): pyproject.toml | $(BIN)/pip
 $(FRAMEWORKS): pyproject.toml | $(INSTALLED)
 	@echo "Installing PyTorch, JAX and autograd into $(VENV) (once; some minutes) ..."
 	@$(PIP) install --group frameworks
+	@touch $@
+
+$(DOCS): pyproject.toml | $(INSTALLED)
+	@echo "Installing Sphinx into $(VENV) (once) ..."
+	@$(PIP) install --group docs
 	@touch $@

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from sphinx.ext.napoleon import GoogleDocstring
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 project = "xpdistribute"
 copyright = "the xpdistribute developers"  # Sphinx reads it by this name
 try:
-    release = version("xpdistribute")
-except PackageNotFoundError:
+    release = metadata.version("xpdistribute")
+except metadata.PackageNotFoundError:
     release = ""
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build"]
-myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 
 html_theme = "furo"
@@ -29,18 +29,27 @@ default_role = "py:obj"  # `name` in a docstring is a link where there is such a
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
+autodoc_type_aliases = {"npt.DTypeLike": "DTypeLike"}
 python_use_unqualified_type_names = True
-napoleon_use_rtype = False
 maximum_signature_line_length = 80
 
+_COLON = "\N{NUL}"
+_FOR_READERS = ("attribute", "data", "property")
 
-def _summary_of_override(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """An override has the documentation of the interface's method, under whatever name that has."""
-    del app, what, name, options
-    if not lines and (text := inspect.getdoc(obj)):
-        lines += text.splitlines()
+
+def _shield(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Properties say what they are, in sentences; Napoleon would take what stands before a colon for their type."""
+    if what in _FOR_READERS:
+        sections = GoogleDocstring(list(lines), app.config, app, "method", name, obj, options)
+        lines[:] = [line.replace(":", _COLON) for line in sections.lines()]
+
+
+def _unshield(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    del app, what, name, obj, options
+    lines[:] = [line.replace(_COLON, ":") for line in lines]
 
 
 def setup(app: Any) -> None:
-    """Called by Sphinx."""
-    app.connect("autodoc-process-docstring", _summary_of_override)
+    """Called by Sphinx. Napoleon has the priority 500."""
+    app.connect("autodoc-process-docstring", _shield, priority=400)
+    app.connect("autodoc-process-docstring", _unshield, priority=600)

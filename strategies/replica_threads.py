@@ -31,6 +31,9 @@ _POLL = 0.25
 _GRACE = 0.2
 """Seconds that replicas get to end by themselves, and once more when interrupted: Ctrl-C is through within a second."""
 
+_MANY_STEPS = 256
+"""Different step functions whose times are kept at once."""
+
 _log = logging.getLogger("xpdistribute")
 
 
@@ -63,7 +66,8 @@ class ReplicaThreads:
         self._paces: dict[Hashable, Pace] = {}
         self._desk = _Desk(self._size, rendezvous.timeout, weakref.WeakMethod(self._overdue))
         self._lane = Lane(rendezvous, self._desk.take, self._execute)
-        self._num_threads = 1  # the caller's own
+        self._threads: dict[int, threading.Thread] = {}
+        self._all_started = False
         self.is_broken = False
         weakref.finalize(self, self._desk.close)
 
@@ -81,12 +85,14 @@ class ReplicaThreads:
         Raises:
             Exception: what a replica raised first, with a note that names the replica.
         """
-        if self._num_threads < self._size:
+        if not self._all_started:
             self._start()
         rendezvous, lane, outside = self._rendezvous, self._lane, current.get()
         rendezvous.begin()
         pace = self._paces.get(step)
         if pace is None:
+            if len(self._paces) >= _MANY_STEPS:  # a program that makes its steps by the dozen
+                self._paces.clear()
             pace = self._paces[step] = Pace()
         together = pace.together()
         lane.begin(together)
@@ -231,11 +237,16 @@ class ReplicaThreads:
     # ----------------------------------------------------------------- threads
 
     def _start(self) -> None:
-        while self._num_threads < self._size:
-            replica = self._num_threads
-            name = f"xpdistribute-replica-{replica}"
-            threading.Thread(target=_work, args=(self._desk, replica), name=name, daemon=True).start()
-            self._num_threads += 1
+        for replica in range(1, self._size):
+            if replica not in self._threads:
+                name = f"xpdistribute-replica-{replica}"
+                self._threads[replica] = threading.Thread(
+                    target=_work, args=(self._desk, replica), name=name, daemon=True
+                )
+        for thread in self._threads.values():
+            if thread.ident is None:  # else an attempt that was interrupted has started it
+                thread.start()
+        self._all_started = True
 
 
 _Job = tuple[Context, Callable[[int], None]]

@@ -9,7 +9,7 @@ import numpy as np
 
 from collectives.arrays import Array, as_array, describe
 from collectives.indexed_slices import IndexedSlices, require_rows
-from strategies.optimizers.gradient_memory import Segment, place_of
+from strategies.optimizers.gradient_memory import Segment, SideBySide, place_of
 from variables.synchronization import cast
 from variables.variable import Variable
 
@@ -28,7 +28,7 @@ class Contribution:
     def __init__(self, gradients: Sequence[Any], replica: int) -> None:
         self.gradients = gradients
         self.replica = replica
-        self.lent: list[Array] = []
+        self.lent: list[Array | SideBySide] = []
         self.rows: Mapping[int, IndexedSlices] = {}
         types = set(map(type, gradients))
         self.missing = _positions(gradients, type(None)) if type(None) in types else ()
@@ -41,7 +41,7 @@ class Contribution:
         variables: Sequence[Variable],
         where: str,
     ) -> None:
-        """Make ready what the update reads: a flat array for each segment, and the rows of sparse gradients, each once.
+        """Make ready what the update reads: flat arrays for each segment, and the rows of sparse gradients, each once.
 
         Raises:
             ValueError: a gradient of another shape than its variable's.
@@ -55,10 +55,12 @@ class Contribution:
                 for position in sparse
             }
 
-    def _flat(self, segment: Segment, variables: Sequence[Variable], where: str) -> Array:
+    def _flat(self, segment: Segment, variables: Sequence[Variable], where: str) -> Array | SideBySide:
         gradients = [self.gradients[position] for position in segment.order]
         flat = segment.flat(gradients)
         memory = segment.state.gradients[self.replica]
+        if isinstance(flat, SideBySide):
+            return flat
         if flat is not None:
             # Sums may be written into the optimizer's memory: what lies in another variable's place there is moved away.
             is_elsewhere = flat.base is memory.base and not _is_same_memory(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, final
 
 import numpy as np
 
 from collectives.arrays import Array, as_array
-from collectives.indexed_slices import to_dense
+from collectives.indexed_slices import IndexedSlices, all_reduce_slices
 from collectives.reduce_op import ReduceOp
+from strategies.optimizers.no_sync import no_sync, require_sync
 from strategies.optimizers.optimizer import GradientAggregation
 from variables.replica_context import ReplicaContext, ReplicaContextError, current
 
@@ -20,36 +22,44 @@ class GradientAccumulator:
 
     It counts by itself, so the last micro-batch is the one that is synchronised, whatever the number in the epoch.
 
+    What it gives is the same on all replicas, so an optimizer that is to apply it takes
+    ``gradient_aggregation="MEAN"``, which leaves equal gradients as they are. With ``reduce=None`` it leaves bringing
+    together to the optimizer, which does so along with the update.
+
     Args:
         every: micro-batches for one update.
-        reduce: how the replicas' sums become one, SUM or MEAN.
+        reduce: how the replicas' sums become one, SUM or MEAN; None for each replica's own sums.
 
     Raises:
         ValueError: a number below 1; an unknown reduction.
     """
 
-    def __init__(self, every: int, reduce: GradientAggregation | str = GradientAggregation.SUM) -> None:
+    def __init__(
+        self, every: int, reduce: GradientAggregation | str | None = GradientAggregation.SUM
+    ) -> None:
         if every < 1:
             raise ValueError(f"GradientAccumulator: got every={every}; need at least 1")
         self.every = every
-        self._op = ReduceOp.parse(reduce.name if isinstance(reduce, GradientAggregation) else reduce)
-        if self._op not in (ReduceOp.SUM, ReduceOp.MEAN):
-            raise ValueError(f"GradientAccumulator: got reduce={reduce!r}; need SUM or MEAN")
+        self._op = _op_of(reduce)
         self._states: dict[int, _State] = {}
 
-    def step(self, gradients: Sequence[Any], weight: float | None = None) -> list[Array] | None:
+    def step(self, gradients: Sequence[Any], weight: float | None = None) -> list[Any] | None:
         """Take in the gradients of one micro-batch; in a step, all replicas call it alike.
 
         Args:
-            gradients: arrays or `IndexedSlices`, of the same shapes every time.
+            gradients: arrays or `IndexedSlices`, of the same kinds and shapes every time.
             weight: of this micro-batch, such as its number of examples; the result is then the weighted mean over all
                 micro-batches and replicas. Give it always or never.
 
         Returns:
-            After the last of ``every`` micro-batches the gradients brought together; None before.
+            After the last of ``every`` micro-batches the gradients brought together, arrays or `IndexedSlices` with every row
+            once; None before.
 
         Raises:
-            ValueError: other shapes than before; weights that are negative, or given only sometimes.
+            ValueError: other kinds or shapes than before; weights that are negative, given only sometimes, given where
+                nothing is brought together, or all 0.
+            RuntimeError: the last micro-batch came in a block of `no_sync`.
+            ReplicaContextError: called across replicas.
         """
         context = current.get()
         replica = context if isinstance(context, ReplicaContext) else None
@@ -57,26 +67,38 @@ class GradientAccumulator:
             raise ReplicaContextError(
                 "GradientAccumulator.step: called across replicas; call it in the function passed to strategy.run"
             )
+        if weight is not None and self._op is None:
+            raise ValueError(
+                f"GradientAccumulator.step: got weight={weight} and reduce=None; need the weights of all replicas "
+                "for a mean — reduce='SUM'"
+            )
         state = self._states.setdefault(0 if replica is None else replica.local_replica_id, _State())
-        state.add(
-            [as_array(to_dense(gradient), "GradientAccumulator.step") for gradient in gradients], weight
-        )
+        if state.count + 1 == self.every and self._op is not None:
+            require_sync(f"GradientAccumulator.step, micro-batch {self.every} of {self.every}")
+        state.add([_checked(gradient) for gradient in gradients], weight)
         if state.count < self.every:
             return None
         sums, total = state.take()
+        op = self._op if weight is None else ReduceOp.SUM
+        if replica is not None and op is not None:
+            sums, total = _brought_together(replica, sums, total if weight is not None else None, op)
         if weight is None:
-            if replica is None:
-                return sums
-            return replica.communicator.all_reduce_coalesced(sums, self._op, name="accumulated gradients")
-        parts = [*sums, np.array(total)]
-        if replica is not None:
-            parts = replica.communicator.all_reduce_coalesced(parts, name="accumulated gradients")
-        *sums, weights = parts
-        if not weights:
+            return sums
+        if not total:
             raise ValueError(
                 "GradientAccumulator.step: the weights of all micro-batches are 0; need one above 0"
             )
-        return [(part / weights).astype(part.dtype, copy=False) for part in sums]
+        return [_divided(part, total) for part in sums]
+
+    @staticmethod
+    def no_sync() -> AbstractContextManager[None]:
+        """A block that promises to bring nothing together: all but the last of some micro-batches.
+
+        Which micro-batch is the last is counted, not taken from this block. It finds mistakes in programs that mean to do it
+        themselves: in it, `step` of the last micro-batch and every optimizer's ``apply_gradients`` raise a RuntimeError on
+        the replica that calls them. It holds in a step, or around one.
+        """
+        return no_sync()
 
     @property
     def is_accumulating(self) -> bool:
@@ -92,39 +114,101 @@ class GradientAccumulator:
 
 @final
 class _State:
-    """One replica's sums."""
+    """One replica's sums; of sparse gradients the rows one after the other."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._sums: list[Array] = []
+        self._sums: list[Any] = []
         self._weights: list[float | None] = []
 
-    def add(self, gradients: list[Array], weight: float | None) -> None:
+    def add(self, gradients: list[Any], weight: float | None) -> None:
         if weight is not None and not weight >= 0:
             raise ValueError(f"GradientAccumulator.step: got weight={weight}; need a number >= 0")
         if self._weights and (self._weights[0] is None) != (weight is None):
             raise ValueError(
                 "GradientAccumulator.step: got a weight for some micro-batches only; give it always or never"
             )
-        scaled = (
-            gradients
-            if weight is None
-            else [g * g.dtype.type(weight) if g.dtype.kind in "fcV" else g * weight for g in gradients]
-        )
-        if not self.count:
-            self._sums = [np.array(gradient) for gradient in scaled]
+        if self.count and [_form(g) for g in gradients] != [_form(s) for s in self._sums]:
+            raise ValueError(
+                f"GradientAccumulator.step: got {', '.join(map(_form, gradients))}; need those of the micro-batches before, "
+                f"{', '.join(map(_form, self._sums))}"
+            )
+        scaled = gradients if weight is None else [_multiplied(gradient, weight) for gradient in gradients]
+        if self.count:
+            self._sums = [_added(s, g) for s, g in zip(self._sums, scaled, strict=True)]
         else:
-            if [g.shape for g in scaled] != [s.shape for s in self._sums]:
-                raise ValueError(
-                    f"GradientAccumulator.step: got shapes {[g.shape for g in scaled]}; need those of the micro-batches "
-                    f"before, {[s.shape for s in self._sums]}"
-                )
-            for sum_, gradient in zip(self._sums, scaled, strict=True):
-                np.add(sum_, gradient, out=sum_)
+            self._sums = [_copied(gradient) for gradient in scaled]
         self._weights.append(weight)
         self.count += 1
 
-    def take(self) -> tuple[list[Array], float]:
-        sums, total = self._sums, sum(weight or 0.0 for weight in self._weights)
+    def take(self) -> tuple[list[Any], float]:
+        sums = [s.merged() if isinstance(s, IndexedSlices) else s for s in self._sums]
+        total = sum(weight or 0.0 for weight in self._weights)
         self.count, self._sums, self._weights = 0, [], []
         return sums, total
+
+
+def _brought_together(
+    replica: ReplicaContext, sums: list[Any], total: float | None, op: ReduceOp
+) -> tuple[list[Any], float]:
+    communicator = replica.communicator
+    dense = [part for part in sums if not isinstance(part, IndexedSlices)]
+    if total is not None:
+        dense.append(np.array(total))
+    if dense:
+        dense = communicator.all_reduce_coalesced(dense, op, name="accumulated gradients")
+    weights = 0.0 if total is None else float(dense.pop())
+    rest = iter(dense)
+    return [
+        all_reduce_slices(communicator, part, op).merged() if isinstance(part, IndexedSlices) else next(rest)
+        for part in sums
+    ], weights
+
+
+def _op_of(reduce: GradientAggregation | str | None) -> ReduceOp | None:
+    if reduce is None:
+        return None
+    op = ReduceOp.parse(reduce.name if isinstance(reduce, GradientAggregation) else reduce)
+    if op not in (ReduceOp.SUM, ReduceOp.MEAN):
+        raise ValueError(f"GradientAccumulator: got reduce={reduce!r}; need SUM, MEAN or None")
+    return op
+
+
+def _checked(gradient: Any) -> Any:
+    return gradient if isinstance(gradient, IndexedSlices) else as_array(gradient, "GradientAccumulator.step")
+
+
+def _form(gradient: Any) -> str:
+    if isinstance(gradient, IndexedSlices):
+        return f"rows of shape {gradient.values.shape[1:]}"
+    return f"shape {gradient.shape}"
+
+
+def _copied(gradient: Any) -> Any:
+    if isinstance(gradient, IndexedSlices):
+        return IndexedSlices(np.array(gradient.values), np.array(gradient.indices), gradient.dense_shape)
+    return np.array(gradient)
+
+
+def _added(total: Any, gradient: Any) -> Any:
+    if isinstance(total, IndexedSlices):
+        values = np.concatenate([total.values, gradient.values])
+        return IndexedSlices(values, np.concatenate([total.indices, gradient.indices]), total.dense_shape)
+    return np.add(total, gradient, out=total)
+
+
+def _multiplied(gradient: Any, weight: float) -> Any:
+    if isinstance(gradient, IndexedSlices):
+        return IndexedSlices(_scaled(gradient.values, weight), gradient.indices, gradient.dense_shape)
+    return _scaled(gradient, weight)
+
+
+def _scaled(array: Array, weight: float) -> Array:
+    is_inexact = array.dtype.kind in "fcV"
+    return array * array.dtype.type(weight) if is_inexact else array * weight
+
+
+def _divided(gradient: Any, weights: float) -> Any:
+    if isinstance(gradient, IndexedSlices):
+        return IndexedSlices(_divided(gradient.values, weights), gradient.indices, gradient.dense_shape)
+    return (gradient / weights).astype(gradient.dtype, copy=False)

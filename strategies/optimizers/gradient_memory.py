@@ -11,6 +11,7 @@ from typing import Any, final
 import numpy as np
 
 from collectives.arrays import Array
+from collectives.reduction import CHUNK_BYTES
 from variables.flat_memory import Block, Place
 from variables.sharded_variable import ShardedVariable
 from variables.variable import Variable
@@ -18,8 +19,8 @@ from variables.variable import Variable
 _LARGE_BYTES = 1 << 15
 """From this size on, a gradient is read where it is; smaller ones are copied together, to be worked on as one array."""
 
-_JOINED_BYTES = 4 << 20
-"""Up to this size small ones are copied together: for more, memory would be asked of the operating system each time."""
+_JOINED_BYTES = CHUNK_BYTES
+"""Up to this size small ones are copied together: what is worked on at a time."""
 
 
 @final
@@ -52,6 +53,31 @@ class BlockState:
 
 
 @final
+class SideBySide:
+    """Arrays that are copied side by side only when somebody is about to read them, so that they are in the cache then.
+
+    Args:
+        pieces: arrays of one dtype, and the bytes between them by turns.
+        dtype: theirs.
+    """
+
+    __slots__ = ("_dtype", "_pieces")
+
+    def __init__(self, pieces: list[Any], dtype: np.dtype[Any]) -> None:
+        self._pieces = pieces
+        self._dtype = dtype
+
+    def joined(self) -> Array:
+        """A new flat array, to be read only."""
+        # `join` copies small arrays several times faster than NumPy's functions do, and doesn't let go of the GIL for each.
+        try:
+            return np.frombuffer(b"".join(self._pieces), self._dtype)
+        except TypeError:  # some are not contiguous
+            self._pieces[::2] = map(np.ascontiguousarray, self._pieces[::2])
+            return np.frombuffer(b"".join(self._pieces), self._dtype)
+
+
+@final
 @dataclass(frozen=True, eq=False)
 class Segment:
     """Variables that lie one after the other in one block, so that they are updated as one array; or one large one.
@@ -80,8 +106,8 @@ class Segment:
         """The same, where the variables asked for are some of a longer sequence, at these positions."""
         return replace(self, order=tuple(positions[index] for index in self.order))
 
-    def flat(self, gradients: Sequence[Any]) -> Array | None:
-        """These gradients side by side as one array, to be read only; None unless all are plain arrays that fit.
+    def flat(self, gradients: Sequence[Any]) -> Array | SideBySide | None:
+        """These gradients as one flat array, to be read only, or what makes it; None unless all are plain arrays that fit.
 
         Args:
             gradients: one for each variable, in the order in which they lie.
@@ -98,12 +124,7 @@ class Segment:
         pieces: list[Any] = [b""] * (2 * len(gradients) - 1)
         pieces[1::2] = self.gaps
         pieces[::2] = gradients
-        # It copies small arrays several times faster than NumPy's functions do.
-        try:
-            return np.frombuffer(b"".join(pieces), self.dtypes[0])
-        except TypeError:  # some are not contiguous
-            pieces[::2] = map(np.ascontiguousarray, gradients)
-            return np.frombuffer(b"".join(pieces), self.dtypes[0])
+        return SideBySide(pieces, self.dtypes[0])
 
     def parameters(self) -> list[Array]:
         """Every copy's parameters, flat."""

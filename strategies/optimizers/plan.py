@@ -23,7 +23,7 @@ from collectives.indexed_slices import IndexedSlices
 from collectives.reduce_op import ReduceOp
 from collectives.reduction import CHUNK_BYTES, Fold
 from strategies.optimizers.clipping import Clipping, clip_scale, sum_of_squares
-from strategies.optimizers.gradient_memory import Segment
+from strategies.optimizers.gradient_memory import Segment, SideBySide
 from strategies.optimizers.sparse_rows import SparseRows
 from strategies.optimizers.update_rule import UpdateRule
 
@@ -81,7 +81,7 @@ class Update:
 
     step: int
     learning_rate: float
-    lent: Sequence[Sequence[Array]]
+    lent: Sequence[Sequence[Array | SideBySide]]
     sparse: Mapping[int, IndexedSlices] = field(default_factory=dict)
     loss_scale: LossScale | None = None
 
@@ -231,7 +231,8 @@ class Plan:
             visit(unit, replica)
 
     def _gradients(self, piece: _Piece) -> list[Array]:
-        return [lent[piece.segment][piece.part] for lent in self._update.lent]
+        own = [lent[piece.segment] for lent in self._update.lent]
+        return [g.joined() if isinstance(g, SideBySide) else g[piece.part] for g in own]
 
     def _reduce_unit(self, unit: list[_Piece], replica: int) -> None:  # noqa: ARG002  # as _update_unit
         for piece in unit:

@@ -18,6 +18,7 @@ from collectives.buckets import group_by_size
 from collectives.clusters import ClusterTask
 from collectives.indexed_slices import to_dense
 from tests.conformance.adapter_checkpoint import CheckpointOperations
+from tests.conformance.adapter_optimizers import OptimizerOperations, Slot
 from tests.conformance.adapter_sharded import ShardedOperations
 from tests.conformance.interp import Function
 from variables.replica_context import CrossReplicaContext, current
@@ -42,7 +43,7 @@ _DTYPES = {"string": np.dtype(np.str_)}
 
 
 @final
-class Adapter(CheckpointOperations, ShardedOperations):
+class Adapter(CheckpointOperations, OptimizerOperations, ShardedOperations):
     """The project's side of the evaluator; holds the strategies of one case."""
 
     def __init__(self) -> None:
@@ -112,7 +113,7 @@ class Adapter(CheckpointOperations, ShardedOperations):
         )
 
     def classify(self, value: Any) -> tuple[str, Any]:
-        if isinstance(value, _Slot):
+        if isinstance(value, Slot):
             return "var", value.components
         if isinstance(value, ours.Variable):
             return "var", [component.value() for component in value.components]
@@ -406,38 +407,6 @@ class Adapter(CheckpointOperations, ShardedOperations):
     def do_rebatch_sizes(self, _: Strategy, batch: int, num_workers: int, replicas: int, worker: int) -> Any:
         return ours.split_sizes(batch, num_workers, replicas, worker)
 
-    # --------------------------------------------------------------------- optimizers
-
-    def do_optimizer(self, strategy: Strategy, name: str, config: Options) -> ours.Optimizer:
-        makers: dict[str, Callable[..., ours.Optimizer]] = {"sgd": ours.SGD, "adam": ours.Adam}
-        with strategy.scope():
-            return makers[name](**config)
-
-    def do_apply(self, _: Strategy, optimizer: ours.Optimizer, pairs: Any) -> None:
-        self._remember(optimizer, [variable for _, variable in pairs])
-        optimizer.apply_gradients([(gradient, variable) for gradient, variable in pairs])
-
-    def do_iterations(self, _: Strategy, optimizer: ours.Optimizer) -> int:
-        return optimizer.iterations
-
-    def do_opt_build(
-        self, _: Strategy, optimizer: ours.Optimizer, variables: Sequence[ours.Variable]
-    ) -> None:
-        self._remember(optimizer, variables)
-        optimizer.build(variables)
-
-    def do_opt_vars(self, strategy: Strategy, optimizer: ours.Optimizer) -> list[Any]:
-        slots = []
-        for variable in self._variables_of.get(id(optimizer), []):
-            for name in optimizer.rule.slots:
-                found = strategy.run(lambda v, n: optimizer.slot(v, n).copy(), (variable, name))
-                slots.append(_Slot(strategy.experimental_local_results(found)))
-        return slots
-
-    def _remember(self, optimizer: ours.Optimizer, variables: Sequence[ours.Variable]) -> None:
-        known = self._variables_of.setdefault(id(optimizer), [])
-        known.extend(v for v in variables if all(v is not other for other in known))
-
     # ------------------------------------------------------------------ communication
 
     def do_comm_options(self, _: Strategy, fields: Options) -> dict[str, Any]:
@@ -455,14 +424,6 @@ class Adapter(CheckpointOperations, ShardedOperations):
         text = config if isinstance(config, str) else json.dumps(config)
         task = ClusterTask.from_tf_config({"TF_CONFIG": text})
         return getattr(task, {"cluster": "cluster_spec"}.get(what, what))
-
-
-@final
-class _Slot:
-    """An optimizer's slot of one variable, by its copies."""
-
-    def __init__(self, components: Sequence[Any]) -> None:
-        self.components = list(components)
 
 
 def _with_own_code(function: Function) -> Callable[..., Any]:

@@ -19,6 +19,7 @@ from tests.conformance.our_results import (
     batch_to_device,
     by,
     central_update,
+    clipped_before,
     different_calls,
     empty_structure,
     hierarchical_odd,
@@ -28,6 +29,7 @@ from tests.conformance.our_results import (
     narrow_integers,
     other_reductions,
     per_replica_across,
+    rows_merged,
     scalar_in_all_reduce,
     unaggregated_write,
 )
@@ -167,6 +169,18 @@ DEVIATIONS = (
         "it is computed in double precision; weights differ in the sixth digit",
         adam,
         tol={"rtol": 5e-6, "atol": 2e-6},
+    ),
+    Deviation(
+        "gradients are clipped once brought together",
+        "TensorFlow clips each replica's gradients before they are summed, so that the direction depends on the number of replicas",
+        "clipvalue, clipnorm and global_clipnorm bound the sum of the replicas' gradients",
+        by(clipped_before),
+    ),
+    Deviation(
+        "rows of one index in Adagrad",
+        "TensorFlow adds the square of each of them to the accumulator: another number than for the same gradient, dense",
+        "rows of one index are summed first, over the replicas too",
+        by(rows_merged),
     ),
     Deviation(
         "indices of a sharded variable",

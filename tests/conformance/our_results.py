@@ -277,5 +277,51 @@ def adam(case: Case, evaluate: Evaluate) -> Encoded:
     return case["expect"] if any('"adam"' in _text(step) for step in case["steps"]) else UNCONCERNED
 
 
+def clipped_before(op: Operation) -> Expression | None:
+    """Bounds on gradients, where it matters whether they are brought together first."""
+    if op.name != "apply" or op.num_replicas == 1 or not _BOUNDS & set(_config(op)):
+        return None
+    pairs = op.args[1][1:] if is_call(op.args[1], "list") else []
+    return [op.name, op.args[0], ["list", *(["list", _on_one(op, pair[1]), pair[2]] for pair in pairs)]]
+
+
+def _on_one(op: Operation, gradient: Expression) -> Expression:
+    """The sum of all replicas' gradients as the first one's, and zeros as the others'."""
+    if gradient is None:
+        return None
+    nothing = ["sub", "$total", "$total"]
+    picked = ["pick", "$total", *[nothing] * (op.num_replicas - 1)]
+    return ["seq", ["let", "total", ["all_reduce", "SUM", gradient]], picked]
+
+
+def rows_merged(op: Operation) -> Expression | None:
+    """Sparse gradients of Adagrad, to which a row that is zero makes no difference: the same as dense ones."""
+    made = op.argument(0) if op.name == "apply" else None
+    if made is None or not is_call(made, "optimizer") or made[1] != "adagrad":
+        return None
+    pairs = op.args[1][1:]
+    if not any(_has_slices(pair[1], op.names) for pair in pairs):
+        return None
+    dense = [
+        ["list", ["dense", pair[1]] if _has_slices(pair[1], op.names) else pair[1], pair[2]] for pair in pairs
+    ]
+    return [op.name, op.args[0], ["list", *dense]]
+
+
+def _has_slices(expression: Expression, names: Names) -> bool:
+    expression = resolved(expression, names)
+    if is_call(expression, "slices"):
+        return True
+    return is_call(expression, "pick") and any(_has_slices(item, names) for item in expression[1:])
+
+
+_BOUNDS = {"clipvalue", "clipnorm", "global_clipnorm"}
+
+
+def _config(op: Operation) -> dict[str, Any]:
+    made = op.argument(0)
+    return made[2] if is_call(made, "optimizer") and len(made) > 2 else {}
+
+
 def _text(expression: Expression) -> str:
     return str(expression).replace("'", '"')

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
@@ -28,11 +27,6 @@ LATER = {
     "multi_worker": "strategies of several processes are not there yet",
     "coordinator": "parameter servers and their coordinator are not there yet",
 }
-OPTIMIZERS = {
-    "sgd": {"learning_rate", "momentum", "nesterov"},
-    "adam": {"learning_rate", "beta_1", "beta_2", "epsilon", "amsgrad"},
-}
-"""Those that are there, and their settings."""
 
 
 def test_case_agrees_with_tensorflow(recorded: Case, pytestconfig: pytest.Config) -> None:
@@ -74,26 +68,7 @@ def why_not(case: Case) -> str | None:
         return LATER[case["theme"]]
     if case["level"] == "tf-autodiff":
         return "needs automatic differentiation, which this project leaves to others"
-    for name, config in optimizers(case["steps"]):
-        missing = set(config) - OPTIMIZERS[name] if name in OPTIMIZERS else {name}
-        if missing:
-            return (
-                f"{name} with {', '.join(sorted(missing))} is not there yet"
-                if name in OPTIMIZERS
-                else f"{name} is not there yet"
-            )
     return None
-
-
-def optimizers(expression: Any) -> list[tuple[str, dict[str, Any]]]:
-    """The optimizers that a case makes, with their settings."""
-    if isinstance(expression, dict):
-        return optimizers(list(expression.values()))
-    if not isinstance(expression, list):
-        return []
-    if expression and expression[0] == "optimizer":
-        return [(expression[1], expression[2])]
-    return [found for item in expression for found in optimizers(item)]
 
 
 def sort_lists(encoded: Encoded) -> Encoded:

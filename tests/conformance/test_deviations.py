@@ -296,6 +296,60 @@ EXAMPLES: list[tuple[str, Case, Encoded]] = [
         f32([0.85, -1.85]),
     ),
     (
+        "gradients are clipped once brought together",
+        # The sum is (-3, 4), of norm 5; TensorFlow clips (-1, 4) alone.
+        tf(
+            [
+                variable(["f", [0, 0]]),
+                ["let", "o", ["optimizer", "sgd", {"learning_rate": 1.0, "clipnorm": 2.5}]],
+                step(["apply", "$o", ["list", ["list", ["pick", ["f", [-1, 4]], ["f", [-2, 0]]], "$v"]]]),
+                ["read", "$v"],
+            ],
+            f32([2.6063392, -2.4253564]),
+        ),
+        f32([1.5, -2]),
+    ),
+    (
+        "rows of one index in Adagrad",
+        # The row's gradient is 3 + 4 - 4 = 3, and the accumulator 7 + 3 * 3 = 16.
+        tf(
+            [
+                variable(["f", [[0], [5]]]),
+                [
+                    "let",
+                    "o",
+                    [
+                        "optimizer",
+                        "adagrad",
+                        {"learning_rate": 2, "initial_accumulator_value": 7, "epsilon": 1e-9},
+                    ],
+                ],
+                step(
+                    [
+                        "apply",
+                        "$o",
+                        [
+                            "list",
+                            [
+                                "list",
+                                [
+                                    "slices",
+                                    ["pick", ["f", [[3], [4]]], ["f", [[-4]]]],
+                                    ["pick", ["i", [0, 0]], ["i", [0]]],
+                                    ["i", [2, 1]],
+                                ],
+                                "$v",
+                            ],
+                        ],
+                    ]
+                ),
+                ["read", "$v"],
+            ],
+            f32([[-0.8660254], [5]]),
+        ),
+        f32([[-1.5], [5]]),
+    ),
+    (
         "indices of a sharded variable",
         tf([SHARDED, ["getitem", "$s", ["slice", -7, None, 2]]], f32([1, 3])),
         f32([0, 2, 4]),

@@ -19,6 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if "_build" not in p.parts)]
 _FENCE = re.compile(r"^(?P<indent>\s*)(?P<fence>`{3,})\s*(?P<kind>.*?)\s*$")
+_NAMED = r"^\.\. (?:auto|py:)\w+:: (\S+)$"
 _EXTRAS = ("torch", "jax", "autograd", "sklearn", "safetensors", "matplotlib")
 """What not every environment that runs the tests has."""
 
@@ -119,7 +120,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     from strategies import metrics, schedules
 
     told = "\n".join(page.read_text(encoding="utf-8") for page in PAGES if page.parent.name == "reference")
-    documented = set(re.findall(r"^\.\. auto\w+:: (\S+)$", told, re.M))
+    documented = set(re.findall(_NAMED, told, re.M))
     modules = {strategies: "strategies", metrics: "strategies.metrics", schedules: "strategies.optimizers.schedules"}
     missing = {
         f"{where}.{name}"
@@ -136,6 +137,6 @@ def test_what_the_reference_names_is_there() -> None:
     from importlib import import_module
 
     for page in PAGES:
-        for name in re.findall(r"^\.\. auto\w+:: (\S+)$", page.read_text(encoding="utf-8"), re.M):
+        for name in re.findall(_NAMED, page.read_text(encoding="utf-8"), re.M):
             where, _, what = name.rpartition(".")
             assert hasattr(import_module(where), what), f"{page}: {name}"
