@@ -10,19 +10,15 @@ rings as JSON; ``off`` keeps no records.
 
 from __future__ import annotations
 
-import datetime as dt
 import itertools
-import json
 import os
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, final
 
 from collectives.calls import Call
-from collectives.whole_file import write_whole
 
 ENVIRONMENT = "XPDISTRIBUTE_FLIGHT_RECORDER"
 CAPACITY = 100
@@ -174,6 +170,10 @@ class FlightRecorder:
         Raises:
             OSError: it can't be written.
         """
+        import json  # noqa: PLC0415  # a dump is rare, and what it needs slow to import
+
+        from collectives.whole_file import write_whole  # noqa: PLC0415  # likewise
+
         write_whole(path, json.dumps(self._as_json(failure), indent=1, ensure_ascii=False).encode())
 
     def report(self, failure: BaseException) -> str:
@@ -182,7 +182,7 @@ class FlightRecorder:
         folder = os.environ.get(ENVIRONMENT, "")
         if not folder or folder == "off":
             return text
-        path = Path(folder) / f"flight_recorder_{os.getpid()}_{next(_numbers)}.json"
+        path = os.path.join(folder, f"flight_recorder_{os.getpid()}_{next(_numbers)}.json")
         try:
             self.dump(path, failure)
         except OSError as error:
@@ -226,5 +226,7 @@ def _call_as_json(recorded: RecordedCall, epoch: int) -> dict[str, Any]:
 
 
 def _utc(nanoseconds: int) -> str:
+    import datetime as dt  # noqa: PLC0415  # for dumps only
+
     at = dt.datetime.fromtimestamp(nanoseconds / 1e9, tz=dt.UTC)
     return at.isoformat(timespec="microseconds")

@@ -59,7 +59,13 @@ def _reduce_on_device(arrays: Sequence[Array], op: ReduceOp) -> Array:
 def fold(op: ReduceOp, sources: Sequence[Array], targets: Sequence[Array]) -> None:
     """All of a reduction in the calling thread. Arguments and errors as of `Fold`."""
     first, target = sources[0], targets[0]
-    if first.nbytes > CHUNK_BYTES or len(sources) != 2 or target.dtype != first.dtype or op is ReduceOp.MEAN or op.accumulator_dtype(first.dtype) != first.dtype:
+    if (
+        first.nbytes > CHUNK_BYTES
+        or len(sources) != 2
+        or target.dtype != first.dtype
+        or op is ReduceOp.MEAN
+        or op.accumulator_dtype(first.dtype) != first.dtype
+    ):
         Fold(op, sources, targets).run()
     else:  # two arrays that fit the cache: by far the most frequent case
         op.ufunc(first, sources[1], out=target)

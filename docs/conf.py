@@ -29,7 +29,6 @@ default_role = "py:obj"  # `name` in a docstring is a link where there is such a
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_type_aliases = {"npt.DTypeLike": "DTypeLike"}
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 80
 
@@ -49,7 +48,35 @@ def _unshield(app: Any, what: str, name: str, obj: Any, options: Any, lines: lis
     lines[:] = [line.replace(_COLON, ":") for line in lines]
 
 
+def _shorten(
+    app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """Types by their short names, and not as what they stand for."""
+    del app, what, name, obj, options
+
+    def short(text: str | None) -> str | None:
+        return None if text is None else text.replace(_ARRAY, "Array").replace(_DTYPE, "DTypeLike")
+
+    return short(signature), short(returns)
+
+
+_ARRAY = "~numpy.ndarray[tuple[~typing.Any, ...], ~numpy.dtype[~typing.Any]]"
+_DTYPE = " | ".join(
+    (
+        "type[~typing.Any]",
+        "~numpy.dtype[~typing.Any]",
+        "~numpy._typing._dtype_like._HasDType[~numpy.dtype[~typing.Any]]",
+        "~numpy._typing._dtype_like._HasNumPyDType[~numpy.dtype[~typing.Any]]",
+        "tuple[~typing.Any, ~typing.Any]",
+        "list[~typing.Any]",
+        "~numpy._typing._dtype_like._DTypeDict",
+        "str",
+    )
+)
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx. Napoleon has the priority 500."""
+    app.connect("autodoc-process-signature", _shorten)
     app.connect("autodoc-process-docstring", _shield, priority=400)
     app.connect("autodoc-process-docstring", _unshield, priority=600)

@@ -1,12 +1,16 @@
 """Who runs what where: one class for each way to spread training over devices."""
 
+import os.path as _path
 from importlib import import_module as _import_module
-from pathlib import Path as _Path
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 # Our packages have common names, and a script's own folder is searched before site-packages.
 for _name in ("collectives", "variables"):
     _file = str(_import_module(_name).__file__)
-    if _Path(_file).parents[1] != _Path(__file__).parents[1]:
+    if _path.dirname(_path.dirname(_path.abspath(_file))) != _path.dirname(
+        _path.dirname(_path.abspath(__file__))
+    ):
         raise ImportError(f"{_file} hides our package {_name!r}: rename it, or run python -P")
 
 # All public names, also those of the packages below, so that one import will do.
@@ -32,19 +36,7 @@ from collectives import TracedCommunicator as TracedCommunicator  # noqa: E402
 from collectives import asarray as asarray  # noqa: E402
 from collectives import group_by_size as group_by_size  # noqa: E402
 from collectives import to_dense as to_dense  # noqa: E402
-from strategies import metrics as metrics  # noqa: E402
 from strategies.central_storage_strategy import CentralStorageStrategy as CentralStorageStrategy  # noqa: E402
-from strategies.checkpoints import Checkpoint as Checkpoint  # noqa: E402
-from strategies.checkpoints import CheckpointError as CheckpointError  # noqa: E402
-from strategies.checkpoints import CheckpointManager as CheckpointManager  # noqa: E402
-from strategies.checkpoints import CheckpointMismatchError as CheckpointMismatchError  # noqa: E402
-from strategies.checkpoints import PartialRestoreWarning as PartialRestoreWarning  # noqa: E402
-from strategies.checkpoints import PendingSave as PendingSave  # noqa: E402
-from strategies.checkpoints import RestoreStatus as RestoreStatus  # noqa: E402
-from strategies.checkpoints import Stateful as Stateful  # noqa: E402
-from strategies.checkpoints import about_checkpoint as about_checkpoint  # noqa: E402
-from strategies.checkpoints import latest_checkpoint as latest_checkpoint  # noqa: E402
-from strategies.checkpoints import load_checkpoint as load_checkpoint  # noqa: E402
 from strategies.current_strategy import all_gather as all_gather  # noqa: E402
 from strategies.current_strategy import all_reduce as all_reduce  # noqa: E402
 from strategies.current_strategy import get_replica_context as get_replica_context  # noqa: E402
@@ -66,12 +58,9 @@ from strategies.datasets import OutOfRangeError as OutOfRangeError  # noqa: E402
 from strategies.datasets import from_arrays as from_arrays  # noqa: E402
 from strategies.datasets import from_generator as from_generator  # noqa: E402
 from strategies.datasets import split_sizes as split_sizes  # noqa: E402
-from strategies.logging import ScalarLogger as ScalarLogger  # noqa: E402
 from strategies.losses import compute_average_loss as compute_average_loss  # noqa: E402
 from strategies.losses import scale_regularization_loss as scale_regularization_loss  # noqa: E402
 from strategies.mirrored_strategy import MirroredStrategy as MirroredStrategy  # noqa: E402
-from strategies.normalization import SyncBatchNorm as SyncBatchNorm  # noqa: E402
-from strategies.normalization import sync_moments as sync_moments  # noqa: E402
 from strategies.one_device_strategy import OneDeviceStrategy as OneDeviceStrategy  # noqa: E402
 from strategies.optimizers import LAMB as LAMB  # noqa: E402
 from strategies.optimizers import SGD as SGD  # noqa: E402
@@ -89,15 +78,9 @@ from strategies.optimizers import UpdateRule as UpdateRule  # noqa: E402
 from strategies.optimizers import clip_by_global_norm as clip_by_global_norm  # noqa: E402
 from strategies.optimizers import global_norm as global_norm  # noqa: E402
 from strategies.optimizers import schedules as schedules  # noqa: E402
-from strategies.printing import print as print  # noqa: E402
-from strategies.progress import Progress as Progress  # noqa: E402
-from strategies.randomness import ReplicaGenerators as ReplicaGenerators  # noqa: E402
 from strategies.strategy import RunOptions as RunOptions  # noqa: E402
 from strategies.strategy import Strategy as Strategy  # noqa: E402
 from strategies.strategy import ValueContext as ValueContext  # noqa: E402
-from strategies.torch_modules import ReplicatedModule as ReplicatedModule  # noqa: E402
-from strategies.tracing import Trace as Trace  # noqa: E402
-from strategies.tracing import span as span  # noqa: E402
 from variables import CentralVariable as CentralVariable  # noqa: E402
 from variables import FixedShardsPartitioner as FixedShardsPartitioner  # noqa: E402
 from variables import LocalVariable as LocalVariable  # noqa: E402
@@ -117,3 +100,53 @@ from variables import VariableSynchronization as VariableSynchronization  # noqa
 from variables import assert_replicas_equal as assert_replicas_equal  # noqa: E402
 from variables import current_replica as current_replica  # noqa: E402
 from variables import embedding_lookup as embedding_lookup  # noqa: E402
+
+# What many programs never use is loaded when first asked for, so that importing this package stays quick.
+if _TYPE_CHECKING:
+    from strategies import metrics as metrics
+    from strategies.checkpoints import Checkpoint as Checkpoint
+    from strategies.checkpoints import CheckpointError as CheckpointError
+    from strategies.checkpoints import CheckpointManager as CheckpointManager
+    from strategies.checkpoints import CheckpointMismatchError as CheckpointMismatchError
+    from strategies.checkpoints import PartialRestoreWarning as PartialRestoreWarning
+    from strategies.checkpoints import PendingSave as PendingSave
+    from strategies.checkpoints import RestoreStatus as RestoreStatus
+    from strategies.checkpoints import Stateful as Stateful
+    from strategies.checkpoints import about_checkpoint as about_checkpoint
+    from strategies.checkpoints import latest_checkpoint as latest_checkpoint
+    from strategies.checkpoints import load_checkpoint as load_checkpoint
+    from strategies.logging import ScalarLogger as ScalarLogger
+    from strategies.normalization import SyncBatchNorm as SyncBatchNorm
+    from strategies.normalization import sync_moments as sync_moments
+    from strategies.printing import print as print
+    from strategies.progress import Progress as Progress
+    from strategies.randomness import ReplicaGenerators as ReplicaGenerators
+    from strategies.torch_modules import ReplicatedModule as ReplicatedModule
+    from strategies.tracing import Trace as Trace
+    from strategies.tracing import span as span
+
+_LATER = {
+    "strategies.checkpoints": "Checkpoint CheckpointError CheckpointManager CheckpointMismatchError PartialRestoreWarning PendingSave RestoreStatus Stateful about_checkpoint latest_checkpoint load_checkpoint",
+    "strategies.logging": "ScalarLogger",
+    "strategies.normalization": "SyncBatchNorm sync_moments",
+    "strategies.printing": "print",
+    "strategies.progress": "Progress",
+    "strategies.randomness": "ReplicaGenerators",
+    "strategies.torch_modules": "ReplicatedModule",
+    "strategies.tracing": "Trace span",
+}
+_MODULES = {name: module for module, names in _LATER.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> _Any:
+    if name in ("metrics", "logging"):
+        return _import_module(f"strategies.{name}")
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(_import_module(module), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, cast, final
+from typing import TYPE_CHECKING, Any, Self, cast, final
 
 import numpy as np
 
@@ -28,7 +28,6 @@ from strategies.datasets.distributed_dataset_from_function import distribute_fro
 from strategies.datasets.input_options import AutoShardPolicy, InputContext, InputOptions
 from strategies.datasets.local_replicas import Place, keep
 from strategies.replica_threads import ReplicaThreads
-from strategies.tracing.trace import Trace
 from variables.central_variable import CentralVariable
 from variables.flat_memory import is_variable_memory
 from variables.local_variable import LocalVariable
@@ -53,6 +52,9 @@ from variables.values import (
     select_arguments,
 )
 from variables.variable import Variable, VariableSpec
+
+if TYPE_CHECKING:
+    from strategies.tracing.trace import Trace
 
 
 @final
@@ -258,6 +260,8 @@ class Strategy(ABC):
             ReplicaContextError: inside a step.
         """
         self._require_across("trace")
+        from strategies.tracing.trace import Trace  # noqa: PLC0415  # only who traces pays for its import
+
         tracks = [f"replica {replica} ({device})" for replica, device in enumerate(self._devices)]
         trace = Trace(self._recorder, path, title=repr(self), tracks=tracks, max_events=max_events)
         with trace:

@@ -38,8 +38,8 @@ ReplicaGenerators SyncBatchNorm scale_regularization_loss sync_moments
 def _names(module: ModuleType) -> set[str]:
     return {
         name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType)
+        for name in dir(module)
+        if not name.startswith("_") and not isinstance(getattr(module, name), ModuleType)
     }
 
 

@@ -66,7 +66,9 @@ def test_the_blocks_of_a_page_run_in_order_and_print_what_it_says(
 ) -> None:
     blocks = blocks_of(page)
     for extra in _EXTRAS:
-        if any(re.search(rf"^\s*(import|from) {extra}\b", b.text, re.M) for b in blocks if b.kind == "python"):
+        if any(
+            re.search(rf"^\s*(import|from) {extra}\b", b.text, re.M) for b in blocks if b.kind == "python"
+        ):
             pytest.importorskip(extra)
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": "__main__"}
@@ -103,9 +105,13 @@ def test_blocks_that_do_not_run_are_for_hardware_that_the_line_above_names() -> 
     known = {"python", "python notest", "text", "bash", "toml", "json"}
     for page in PAGES:
         for block in blocks_of(page):
-            assert block.kind in known or block.kind.startswith("{"), f"{page}, line {block.line}: {block.kind!r}"
+            assert block.kind in known or block.kind.startswith("{"), (
+                f"{page}, line {block.line}: {block.kind!r}"
+            )
             if block.kind == "python notest":
-                assert re.search("GPU|MPI", block.above), f"{page}, line {block.line}: no reason in {block.above!r}"
+                assert re.search("GPU|MPI", block.above), (
+                    f"{page}, line {block.line}: no reason in {block.above!r}"
+                )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=identifier)
@@ -121,7 +127,11 @@ def test_every_public_name_is_in_the_reference() -> None:
 
     told = "\n".join(page.read_text(encoding="utf-8") for page in PAGES if page.parent.name == "reference")
     documented = set(re.findall(_NAMED, told, re.M))
-    modules = {strategies: "strategies", metrics: "strategies.metrics", schedules: "strategies.optimizers.schedules"}
+    modules = {
+        strategies: "strategies",
+        metrics: "strategies.metrics",
+        schedules: "strategies.optimizers.schedules",
+    }
     missing = {
         f"{where}.{name}"
         for module, where in modules.items()

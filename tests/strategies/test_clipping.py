@@ -101,7 +101,7 @@ def test_a_norm_that_is_not_finite_makes_all_gradients_nan(wrong: float) -> None
 
 
 def test_what_replicas_have_apart_is_refused() -> None:
-    with pytest.raises(ValueError, match="got a PerReplica.*bring them together first"):
+    with pytest.raises(ValueError, match=r"got a PerReplica.*bring them together first"):
         global_norm([PerReplica([np.ones(2), np.ones(2)])])
     for bound in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match="need a number above 0"):
@@ -177,11 +177,12 @@ def test_an_update_that_the_replicas_share_is_clipped_to_the_same_bits_as_alone(
             # Powers of two, whose sum is exact.
             share = [1.0, 0.5, 0.25][n - 1]
             factors = [[1.0], [share, share], [share, share, 2 * share]][n - 1]
-            strategy.run(
-                lambda: optimizer.apply_gradients(
-                    zip([np.float32(factors[replica_id()]) * g for g in gradients], variables, strict=True)
-                )
-            )
+
+            def step(own: list[float], variables: Any = variables, optimizer: Optimizer = optimizer) -> None:
+                share = np.float32(own[replica_id()])
+                optimizer.apply_gradients(zip([share * g for g in gradients], variables, strict=True))
+
+            strategy.run(step, (factors,))
             assert_replicas_equal(variables)
             results.append([variable.read_value() for variable in variables])
     norm = math.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in gradients))
