@@ -266,7 +266,7 @@ def _about_threads(pool: Mapping[str, Any], cores: Cores) -> list[str]:
 
 
 def _advice(report: Report) -> list[Advice]:
-    advice: dict[str, Advice] = {}
+    advice: list[Advice] = []
     for package in PACKAGES:
         if report.found[package.name].state is not State.MISSING:
             continue
@@ -277,10 +277,11 @@ def _advice(report: Report) -> list[Advice]:
             )
         else:
             command = f"pip install 'xpdistribute[{extra}]'"
+        use = package.use
         if package.name == "cupy" and not report.gpus:
-            continue  # it could do nothing here
-        advice[package.name] = Advice(package.name, package.use, command)
-    return list(advice.values())
+            use += ", of which none is visible here"
+        advice.append(Advice(package.name, use, command))
+    return advice
 
 
 def _command(capability: str, found: Mapping[str, Found]) -> str:

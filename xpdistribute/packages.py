@@ -77,7 +77,7 @@ PACKAGES = (
     Package("greenlet", "replicas that share a thread"),
     Package("rich", "progress bars and tables"),
     Package("strategies", "this library"),
-    Package("cupy", "arrays on GPUs, NCCL", "cuda12", ("cupy-cuda12x", "cupy-cuda13x", "cupy")),
+    Package("cupy", "NCCL and arrays on GPUs", "cuda12", ("cupy-cuda12x", "cupy-cuda13x", "cupy")),
     Package("mpi4py", "several processes and hosts", "mpi"),
     Package("torch", "PyTorch models", "torch"),
     Package("jax", "JAX models", "jax"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def replica_id() -> int:
 
 def num_collectives(strategy: MirroredStrategy) -> int:
     """How many the first replica has taken part in."""
-    return len([call for call in strategy.flight_recorder.records[0] if call.kind == "all_reduce"])
+    return len(strategy.flight_recorder.calls(0))
 
 
 def test_the_last_micro_batch_is_the_one_that_is_synchronised(two: MirroredStrategy) -> None:
@@ -95,6 +96,7 @@ def test_only_one_all_reduce_is_made_for_all_micro_batches_and_gradients(two: Mi
     before = num_collectives(two)
     two.run(step)
     assert num_collectives(two) == before + 1
+    assert two.flight_recorder.calls(0)[-1].call.kind == "all_reduce"
 
 
 def test_weights_make_the_mean_of_all_examples(strategy: MirroredStrategy) -> None:
@@ -193,6 +195,8 @@ def test_a_micro_batch_left_over_can_be_seen_and_forgotten(two: MirroredStrategy
 
 # --------------------------------------------------------------------- no_sync
 
+NO_SYNC = r"GradientAccumulator.step, micro-batch 2 of 2: called in no_sync\(\).*call it after that block"
+
 
 def test_micro_batches_but_the_last_may_promise_not_to_synchronise(two: MirroredStrategy) -> None:
     accumulator = GradientAccumulator(3)
@@ -214,9 +218,8 @@ def test_the_last_micro_batch_in_no_sync_is_an_error_and_is_not_taken_in(two: Mi
     def step() -> Any:
         accumulator.step([np.array(1.0)])
         with accumulator.no_sync():
-            pytest.raises(RuntimeError, accumulator.step, [np.array(100.0)]).match(
-                r"GradientAccumulator.step, micro-batch 2 of 2: called in no_sync\(\).*call it after that block"
-            )
+            with pytest.raises(RuntimeError, match=NO_SYNC):
+                accumulator.step([np.array(100.0)])
         result = accumulator.step([np.array(2.0)])
         assert result is not None
         return result[0]
@@ -240,12 +243,9 @@ def test_apply_gradients_in_no_sync_raises_and_changes_nothing(
         with GradientAccumulator.no_sync():
             step()
 
-    with pytest.raises(RuntimeError, match=r"SGD\.apply_gradients: called in no_sync\(\)"):
-        if around == "in the step":
-            two.run(promising)
-        else:
-            with GradientAccumulator.no_sync():
-                two.run(step)
+    promise = GradientAccumulator.no_sync() if around == "around the step" else nullcontext()
+    with promise, pytest.raises(RuntimeError, match=r"SGD\.apply_gradients: called in no_sync\(\)"):
+        two.run(promising if around == "in the step" else step)
     np.testing.assert_array_equal(w.read_value(), [0])
     two.run(step)
     np.testing.assert_array_equal(w.read_value(), [-2])

@@ -195,5 +195,5 @@ def test_the_scale_and_its_counts_are_restored(tmp_path: Any) -> None:
     "options", [{"initial_scale": 0.0}, {"dynamic_growth_steps": 0}, {"initial_scale": -1.0}]
 )
 def test_numbers_out_of_range_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="LossScaleOptimizer: got initial_scale=.*need both above 0"):
+    with pytest.raises(ValueError, match=r"LossScaleOptimizer: got initial_scale=.*need both above 0"):
         LossScaleOptimizer(SGD(1.0), **options)

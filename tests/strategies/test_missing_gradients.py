@@ -73,7 +73,7 @@ def test_a_name_that_is_missing_later_is_warned_of_then() -> None:
             optimizer.apply_gradients(pairs)
 
         for missing, names in (({"a"}, "a"), ({"a", "b"}, "b")):
-            with pytest.warns(UserWarning) as caught:
+            with pytest.warns(UserWarning, match="had no gradient") as caught:
                 strategy.run(step, (missing,))
             assert [str(w.message).split(": ")[1].split(" had")[0] for w in caught] == [names]
 
@@ -106,7 +106,9 @@ def test_none_everywhere_leaves_variable_and_slots_alone_without_a_warning(
     assert optimizer.iterations == 2
 
 
-@pytest.mark.parametrize("make", [lambda: SGD(1.0), lambda: Adam(0.1, global_clipnorm=1.0)])
+@pytest.mark.parametrize(
+    "make", [lambda: SGD(1.0), lambda: Adam(0.1, global_clipnorm=1.0)], ids=["sgd", "clipped"]
+)
 def test_none_for_all_is_an_error_and_no_update(strategy: MirroredStrategy, make: Any) -> None:
     with strategy.scope():
         a, b = Variable(np.zeros(2)), Variable(np.zeros(2))

@@ -138,7 +138,7 @@ def test_rows_of_one_index_are_summed_first_within_and_between_replicas(name: st
         own = [IndexedSlices([[3.0], [4.0]], [0, 0], (3, 1)), IndexedSlices([[-4.0]], [0], (3, 1))]
         strategy.run(lambda: optimizer.apply_gradients([(own[replica_id()], table)]))
         expected = -3.0 if name == "sgd" else -1.5  # -2 * 3 / sqrt(7 + 3 * 3)
-        np.testing.assert_allclose(table.read_value(), [[expected], [0], [0]])
+        np.testing.assert_allclose(table.read_value(), np.array([[expected], [0], [0]]))
 
 
 def test_replicas_may_have_sparse_dense_and_no_gradients_of_one_variable() -> None:
