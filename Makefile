@@ -37,7 +37,7 @@ test: $(INSTALLED)
 # PyTorch for Linux comes with CUDA, some GB of it; PIP_INDEX_URL or PIP_FIND_LINKS can lead to a build for CPUs.
 test-frameworks: $(FRAMEWORKS)
 	@$(BIN)/python -m pytest -rs tests/collectives/test_frameworks.py tests/strategies/test_torch_modules.py \
-	  tests/examples/test_framework_examples.py tests/examples/test_examples.py $(ARGS)
+	  tests/examples/test_framework_examples.py tests/examples/test_examples.py tests/docs $(ARGS)
 
 bench: $(INSTALLED)
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -14,6 +14,7 @@ import numpy as np
 from benchmarks.adam import run_adam
 from benchmarks.buckets import run_buckets
 from benchmarks.checkpoint import run_checkpoint
+from benchmarks.clipping import run_clipping
 from benchmarks.collective_kinds import DTYPES, KINDS, REDOPS, numpy_dtype
 from benchmarks.collective_sweep import SweepOptions, run_sweep
 from benchmarks.import_time import run_import_time
@@ -25,6 +26,7 @@ from benchmarks.plot import IN_STEP, require_matplotlib, write_plot
 from benchmarks.report import Report
 from benchmarks.rivals.rival import PROGRAMS, Rival, RivalError, find_rival_python
 from benchmarks.setups import Settings, report_ratios
+from benchmarks.sparse_adagrad import run_sparse_adagrad
 from benchmarks.torch_step import run_torch_step
 from benchmarks.tracing import run_tracing
 from benchmarks.train import run_train
@@ -34,6 +36,8 @@ OTHERS: dict[str, Callable[[Settings, Report], None]] = {
     "buckets": run_buckets,
     "train": run_train,
     "adam": run_adam,
+    "clipping": run_clipping,
+    "sparse_adagrad": run_sparse_adagrad,
     "torch_step": run_torch_step,
     "tracing": run_tracing,
     "memory": run_memory,

@@ -49,7 +49,7 @@ def get_replica_context() -> ReplicaContext | None:
     """
     context = current.get()
     if context is None:
-        return _default_strategy()._crew(0).contexts[0]
+        return _default_strategy()._steps.first_replica()
     return context if isinstance(context, ReplicaContext) else None
 
 

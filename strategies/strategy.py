@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
-import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Self, cast, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 import numpy as np
 
@@ -18,18 +15,15 @@ from collectives.arrays import asarray
 from collectives.communication_options import CommunicationOptions, CrossDeviceOps
 from collectives.devices import Device
 from collectives.flight_recorder import FlightRecorder
-from collectives.indexed_slices import IndexedSlices
 from collectives.reduce_op import ReduceOp
-from collectives.rendezvous import Rendezvous
-from collectives.selection import local_communicators, require_available
+from collectives.selection import require_available
 from strategies.cross_replica import Axis, components_of, gather_leaf, reduce_components, reduce_leaf
 from strategies.datasets.distributed_dataset import DistributedDataset
 from strategies.datasets.distributed_dataset_from_function import distribute_from_function
 from strategies.datasets.input_options import AutoShardPolicy, InputContext, InputOptions
 from strategies.datasets.local_replicas import Place, keep
-from strategies.replica_threads import ReplicaThreads
+from strategies.steps import Steps
 from variables.central_variable import CentralVariable
-from variables.flat_memory import is_variable_memory
 from variables.local_variable import LocalVariable
 from variables.replica_context import (
     Context,
@@ -43,13 +37,11 @@ from variables.sharded_variable import ShardedVariable
 from variables.values import (
     DistributedValues,
     Mirrored,
-    PerReplica,
     flatten,
     has_distributed,
     map_structure,
     regroup,
     select,
-    select_arguments,
 )
 from variables.variable import Variable, VariableSpec
 
@@ -86,8 +78,6 @@ class Strategy(ABC):
     of its own. `close` ends its threads; they are daemons, and end with the strategy too.
     """
 
-    _trace: Trace | None
-
     _is_default = False
     """Whether it is the one that stands for no strategy."""
 
@@ -108,14 +98,11 @@ class Strategy(ABC):
             wraps_single: whether the values of a single replica come as PerReplica too, where they are made here.
         """
         self._devices = tuple(devices)
-        self._cross_device_ops = cross_device_ops
-        self._options = communication_options or CommunicationOptions()
+        options = communication_options or CommunicationOptions()
         self._wraps_single = wraps_single
-        require_available(self._devices, self._options, cross_device_ops, type(self).__name__)
+        require_available(self._devices, options, cross_device_ops, type(self).__name__)
         self._num_names = 0
-        self._is_closed = False
-        self._start_afresh()
-        _strategies.add(self)
+        self._steps = Steps(self, self._devices, options, cross_device_ops)
 
     # --------------------------------------------------------------- what it is
 
@@ -137,7 +124,7 @@ class Strategy(ABC):
     @property
     def flight_recorder(self) -> FlightRecorder:
         """The last collectives of each replica: what a hang or a mismatch is explained by."""
-        return self._recorder
+        return self._steps.recorder
 
     @property
     def extended(self) -> Strategy:
@@ -198,47 +185,7 @@ class Strategy(ABC):
                 f"run: got args={args!r}; need a tuple or list — for one argument write args=(x,)"
             )
         context = self._require_across("run")
-        depth = 0 if context is None else context.depth
-        if depth:  # inside a merge function: its step holds the lock
-            return self._run(depth, fn, args, kwargs or {})
-        thread_id = threading.get_ident()
-        was_interrupted = thread_id in self._entering
-        self._entering.add(thread_id)
-        if not self._running.acquire(False) and not (was_interrupted and len(self._entering) == 1):
-            self._wait_for_other_thread()
-        try:
-            return self._run(0, fn, args, kwargs or {})
-        finally:
-            self._running.release()
-            self._entering.discard(thread_id)
-
-    def _run(self, depth: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        crew = self._crew(depth)
-        if self._trace is not None:
-            fn = self._trace.traced(fn, depth)
-        size = len(self._devices)
-        selected = select_arguments(args, kwargs, size) if args or kwargs else None
-        if size == 1:
-            if selected is not None:
-                ((args, kwargs),) = selected
-            rendezvous = crew.rendezvous
-            rendezvous.begin()
-            token = current.set(crew.contexts[0])
-            try:
-                result = fn(*args, **kwargs)
-            finally:
-                current.reset(token)
-            if result is None:
-                return None
-            return _snapshot(result) if type(result) is np.ndarray else map_structure(_snapshot, result)
-        calls: list[Callable[[], Any]]
-        if selected is not None:
-            calls = [partial(fn, *own_args, **own_kwargs) for own_args, own_kwargs in selected]
-        else:
-            calls = [partial(fn, *args, **kwargs) if args or kwargs else fn] * size
-        # A function may be made anew for each step, its code is the same one.
-        results = crew.threads.run(calls, cast(Hashable, getattr(fn, "__code__", type(fn))))
-        return regroup(results, _snapshots, one=_snapshot)
+        return self._steps.run(0 if context is None else context.depth, fn, args, kwargs or {})
 
     @contextmanager
     def trace(
@@ -263,13 +210,13 @@ class Strategy(ABC):
         from strategies.tracing.trace import Trace  # noqa: PLC0415  # only who traces pays for its import
 
         tracks = [f"replica {replica} ({device})" for replica, device in enumerate(self._devices)]
-        trace = Trace(self._recorder, path, title=repr(self), tracks=tracks, max_events=max_events)
+        trace = Trace(self._steps.recorder, path, title=repr(self), tracks=tracks, max_events=max_events)
         with trace:
-            self._trace = trace
+            self._steps.trace = trace
             try:
                 yield trace
             finally:
-                self._trace = None
+                self._steps.trace = None
 
     # ---------------------------------------------------- values of all replicas
 
@@ -516,9 +463,7 @@ class Strategy(ABC):
 
     def close(self) -> None:
         """End the replica threads. The variables stay readable; `run` raises."""
-        self._is_closed = True
-        for crew in self._crews:
-            crew.threads.close()
+        self._steps.close()
 
     def __enter__(self) -> Self:
         return self
@@ -582,76 +527,9 @@ class Strategy(ABC):
                 f"{method}: got {named}, which was not made under {self!r}; make it with strategy.scope(): Variable(...)"
             )
 
-    def _crew(self, depth: int) -> _Crew:
-        if self._is_closed:
-            raise RuntimeError(f"{self!r}.run: called after close(); make a new strategy")
-        crews = self._crews
-        if depth < len(crews) and not crews[depth].threads.is_broken:
-            return crews[depth]
-        while len(crews) <= depth:
-            crews.append(_Crew(self, len(crews)))
-        if crews[depth].threads.is_broken:
-            crews[depth] = _Crew(self, depth)
-        return crews[depth]
-
-    def _wait_for_other_thread(self) -> None:
-        timeout = self._options.timeout
-        if not self._running.acquire(timeout=timeout):
-            self._entering.discard(threading.get_ident())
-            raise RuntimeError(
-                f"{self!r}.run: another thread has been running a step on this strategy for over {timeout:g} s; "
-                "one step runs at a time — give this thread a strategy of its own, or raise timeout_seconds"
-            )
-
-    def _start_afresh(self) -> None:
-        """At first, and in a forked child, which has none of the parent's threads."""
-        self._crews: list[_Crew] = []
-        self._recorder = FlightRecorder(range(len(self._devices)), "replica")
-        self._trace = None
-        self._running = threading.Lock()
-        # Whoever is in here and comes again was interrupted by Ctrl-C while it took or gave back the lock.
-        self._entering: set[int] = set()
-
-
-@final
-class _Crew:
-    """All that one step needs, so that a step inside a merge function can run while the outer one waits."""
-
-    def __init__(self, strategy: Strategy, depth: int) -> None:
-        devices = strategy._devices
-        self.rendezvous = Rendezvous(len(devices), strategy._options.timeout, "replica", strategy._recorder)
-        ends = local_communicators(self.rendezvous, strategy._options, strategy._cross_device_ops)
-        self.contexts = [
-            ReplicaContext(strategy, i, i, end, self.rendezvous, depth) for i, end in enumerate(ends)
-        ]
-        self.threads = ReplicaThreads(self.contexts, devices, self.rendezvous)
-
-
-_strategies: weakref.WeakSet[Strategy] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for strategy in list(_strategies):
-        strategy._start_afresh()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
 
 def _like(result: Any, like: Any) -> Any:
     return result if like is None else asarray(result, like=like)
-
-
-def _snapshot(leaf: Any) -> Any:
-    if type(leaf) is np.ndarray:
-        return leaf.copy() if leaf.base is not None and is_variable_memory(leaf) else leaf
-    if type(leaf) is IndexedSlices:
-        return IndexedSlices(_snapshot(leaf.values), _snapshot(leaf.indices), leaf.dense_shape)
-    return leaf
-
-
-def _snapshots(components: Sequence[Any]) -> PerReplica:
-    return PerReplica([_snapshot(component) for component in components])
 
 
 def _count_destinations(destinations: Any) -> int:

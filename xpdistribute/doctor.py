@@ -249,7 +249,7 @@ def _about_threads(pool: Mapping[str, Any], cores: Cores) -> list[str]:
     variable = _variable(name)
     if threads is None:
         return [
-            f"how many threads {name} uses is not known: set {variable}, or pip install threadpoolctl to have it asked"
+            f"how many threads {name} uses is not known, one for each core if nothing is set: set {variable}, or pip install threadpoolctl to have it asked"
         ]
     if threads > cores.available:
         return [

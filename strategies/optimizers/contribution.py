@@ -56,17 +56,16 @@ class Contribution:
             }
 
     def _flat(self, segment: Segment, variables: Sequence[Variable], where: str) -> Array | SideBySide:
+        memory = segment.state.gradients[self.replica]
         gradients = [self.gradients[position] for position in segment.order]
         flat = segment.flat(gradients)
-        memory = segment.state.gradients[self.replica]
-        if isinstance(flat, SideBySide):
+        if type(flat) is SideBySide:
             return flat
         if flat is not None:
             # Sums may be written into the optimizer's memory: what lies in another variable's place there is moved away.
-            is_elsewhere = flat.base is memory.base and not _is_same_memory(
-                flat, segment.gradients(self.replica)
-            )
-            return flat.copy() if is_elsewhere else flat
+            if flat.base is memory.base and not _is_same_memory(flat, segment.gradients(self.replica)):
+                return flat.copy()
+            return flat
         for position, gradient in zip(segment.order, gradients, strict=True):
             variable = variables[position]
             _put(gradient, variable, place_of(variable).view(memory), where)

@@ -154,7 +154,7 @@ def _brought_together(
     communicator = replica.communicator
     dense = [part for part in sums if not isinstance(part, IndexedSlices)]
     if total is not None:
-        dense.append(np.array(total))
+        dense.append(np.array(total, np.float64))
     if dense:
         dense = communicator.all_reduce_coalesced(dense, op, name="accumulated gradients")
     weights = 0.0 if total is None else float(dense.pop())

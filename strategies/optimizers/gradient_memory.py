@@ -112,15 +112,17 @@ class Segment:
         Args:
             gradients: one for each variable, in the order in which they lie.
         """
+        if len(gradients) == 1:
+            (gradient,) = gradients
+            is_plain = type(gradient) is np.ndarray and gradient.dtype == self.dtypes[0]
+            is_fitting = is_plain and gradient.shape == self.shapes[0] and gradient.flags.c_contiguous
+            return gradient.reshape(-1) if is_fitting else None
         if (
             set(map(type, gradients)) != {np.ndarray}
             or list(map(_SHAPE, gradients)) != self.shapes
             or list(map(_DTYPE, gradients)) != self.dtypes
         ):
             return None
-        if len(gradients) == 1:
-            (gradient,) = gradients
-            return gradient.reshape(-1) if gradient.flags.c_contiguous else None
         pieces: list[Any] = [b""] * (2 * len(gradients) - 1)
         pieces[1::2] = self.gaps
         pieces[::2] = gradients

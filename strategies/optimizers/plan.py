@@ -12,8 +12,9 @@ reduces, and one that updates.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -97,7 +98,11 @@ class _Piece:
     decay: float
     segment: int
     part: slice
-    norm: int  # which of the norms that gradients are clipped by counts its gradients
+    norm: int  # which of the norms that gradients are clipped by counts its gradients; or _ALONE
+
+
+_ALONE = -1
+"""The norm of one piece, which is all of its variable: it needs no first walk."""
 
 
 @final
@@ -129,23 +134,32 @@ class Plan:
         self._op = settings.op
         self._clipping = settings.clipping
         self._num_replicas = num_replicas
-        self._has_norms = settings.clipping.norm is not None or settings.clipping.global_norm is not None
         num_arrays = 2 * num_replicas + 2 * len(settings.rule.slots)
         num_bytes = sum((s.stop - s.start) * s.state.block.dtype.itemsize for s in segments)
         self.is_shared = num_replicas > 1 and num_arrays * num_bytes >= _SHARED_FROM
-        by_whole = settings.clipping.norm is not None
+        self._by_variable = settings.clipping.norm is not None
         is_whole = settings.rule.needs_whole_variables
+        num_segments = Counter(wholes)
         units: dict[int, list[_Piece]] = {}
         for number, (segment, decaying, whole) in enumerate(zip(segments, decays, wholes, strict=True)):
             decay = settings.weight_decay if decaying else 0.0
-            for piece in _cut(segment, number, decay, whole if by_whole else 0, is_whole):
+            pieces = _cut(segment, number, decay, is_whole)
+            if self._by_variable:
+                norm = _ALONE if len(pieces) == num_segments[whole] == 1 else whole
+                pieces = [replace(piece, norm=norm) for piece in pieces]
+            for piece in pieces:
                 # Together only where a rule wants whole variables, whose shards lie in several segments.
                 units.setdefault(whole if is_whole else -1 - len(units), []).append(piece)
+        # A first walk is needed for those norms that no piece can tell by itself.
+        self._has_norms = settings.clipping.global_norm is not None or (
+            self._by_variable and any(piece.norm != _ALONE for unit in units.values() for piece in unit)
+        )
         self._units = list(units.values())[::-1]
         self._scratch: dict[tuple[int, np.dtype[Any]], list[Array]] = {}
         self._left: list[list[_Piece]] = []
         self._squares: dict[int, list[float]] = {}
         self._finite: list[bool] = []
+        self._totals: dict[int, Array] = {}  # of the first walk, by the id of their piece
         self._scale = 1.0
         self._factors: dict[int, float] = {}
         self._update = _NONE
@@ -159,12 +173,14 @@ class Plan:
         self._left = self._units.copy()
         if self.has_two_walks:
             self._squares, self._finite = {}, []
+            self._totals.clear()  # of an update that was broken off
         else:
             self.update_sparse()
 
     def end(self) -> None:
         """Let go of the gradients."""
         self._update = _NONE
+        self._totals.clear()
 
     def reduce(self, replica: int) -> None:
         """The first of two walks: bring gradients together, piece by piece until none is left."""
@@ -179,6 +195,7 @@ class Plan:
             self._scale = 1 / update.loss_scale.loss_scale
             update.loss_scale.settle(is_finite)
             if not is_finite:
+                self.end()
                 return False
         if self._has_norms:
             self._decide_factors()
@@ -187,16 +204,18 @@ class Plan:
         return True
 
     def _decide_factors(self) -> None:
-        by_whole, bound = self._clipping.norm is not None, self._clipping.norm or self._clipping.global_norm
+        bound = self._clipping.norm or self._clipping.global_norm
         assert bound is not None
-        for positions in self._sparse:
-            squares = self._squares.setdefault(_norm_of(positions) if by_whole else 0, [])
-            squares += [sum_of_squares(self._update.sparse[position].values) for position in positions]
+        if not self._by_variable:
+            squares = self._squares.setdefault(0, [])
+            squares += [sum_of_squares(slices.values) for slices in self._update.sparse.values()]
         for number, squares in self._squares.items():
-            norm = (
-                math.sqrt(math.fsum(squares)) * self._scale if all(map(math.isfinite, squares)) else math.nan
-            )
-            self._factors[number] = self._scale * clip_scale(norm, bound)
+            self._factors[number] = self._factor(squares, bound)
+
+    def _factor(self, squares: Sequence[float], bound: float) -> float:
+        """What to multiply gradients by whose squares, before anything else, add up to these sums."""
+        norm = math.sqrt(math.fsum(squares)) * self._scale if all(map(math.isfinite, squares)) else math.nan
+        return self._scale * clip_scale(norm, bound)
 
     def update(self, replica: int) -> None:
         """The only walk, or the second one: update piece by piece until none is left."""
@@ -204,17 +223,20 @@ class Plan:
 
     def update_sparse(self) -> None:
         """Update the rows that have sparse gradients."""
-        update, bound = self._update, self._clipping.value
-        by_whole = self._clipping.norm is not None
+        update, clipping = self._update, self._clipping
         for positions, rows in self._sparse.items():
             gradients = [update.sparse[position] for position in positions]
-            factor = self._factors.get(_norm_of(positions) if by_whole else 0, self._scale)
+            factor = (
+                self._factors.get(0, self._scale)
+                if clipping.norm is None
+                else self._factor([sum_of_squares(slices.values) for slices in gradients], clipping.norm)
+            )
             rows.update(
                 self._rule,
                 [slices.values for slices in gradients],
                 [slices.indices for slices in gradients],
                 factor=factor,
-                bound=bound,
+                bound=clipping.value,
                 step=update.step,
                 learning_rate=update.learning_rate,
             )
@@ -231,15 +253,26 @@ class Plan:
             visit(unit, replica)
 
     def _gradients(self, piece: _Piece) -> list[Array]:
-        own = [lent[piece.segment] for lent in self._update.lent]
-        return [g.joined() if isinstance(g, SideBySide) else g[piece.part] for g in own]
+        segment, part = piece.segment, piece.part
+        gradients = []
+        for lent in self._update.lent:
+            own = lent[segment]
+            gradients.append(own.joined() if type(own) is SideBySide else own[part])
+        return gradients
 
     def _reduce_unit(self, unit: list[_Piece], replica: int) -> None:  # noqa: ARG002  # as _update_unit
         for piece in unit:
+            if piece.norm == _ALONE and self._update.loss_scale is None:
+                continue
             total = self._reduced(self._gradients(piece), piece.total)
+            if type(self._update.lent[0][piece.segment]) is SideBySide and total is not piece.total:
+                # Joined for this: kept until the second walk it would be memory asked of the system anew each time.
+                np.copyto(piece.total, total)
+                total = piece.total
+            self._totals[id(piece)] = total
             if self._update.loss_scale is not None:
                 self._finite.append(bool(np.isfinite(total).all()))
-            if self._has_norms:
+            if self._has_norms and piece.norm != _ALONE:
                 self._squares.setdefault(piece.norm, []).append(sum_of_squares(total))
 
     def _update_unit(self, unit: list[_Piece], replica: int) -> None:
@@ -282,15 +315,21 @@ class Plan:
 
     def _total(self, piece: _Piece, room: Array) -> Array:
         """A piece's gradients brought together and clipped; in the room given, or elsewhere."""
-        if self.has_two_walks and self._num_replicas > 1:
-            total = piece.total
-        else:
+        total = self._totals.get(id(piece)) if self.has_two_walks else None
+        if total is None:
             total = self._reduced(self._gradients(piece), room)
-        factor = self._factors.get(piece.norm, self._scale)
-        if factor != 1.0:
-            total = np.multiply(total, factor, out=room)
-        bound = self._clipping.value
-        return total if bound is None else np.clip(total, -bound, bound, out=room)
+        clipping = self._clipping
+        if self.has_two_walks or self._by_variable:
+            if piece.norm == _ALONE:
+                assert clipping.norm is not None
+                factor = self._factor([sum_of_squares(total)], clipping.norm)
+            else:
+                factor = self._factors.get(piece.norm, self._scale)
+            if factor != 1.0:
+                total = np.multiply(total, factor, out=room)
+        if clipping.value is not None:
+            return np.clip(total, -clipping.value, clipping.value, out=room)
+        return total
 
     def _reduced(self, gradients: list[Array], total: Array) -> Array:
         if len(gradients) == 1:
@@ -318,12 +357,7 @@ class Plan:
 _NONE = Update(0, 0.0, ())
 
 
-def _norm_of(positions: tuple[int, ...]) -> int:
-    # Apart from those of dense variables, which are numbered from 0.
-    return -1 - positions[0]
-
-
-def _cut(segment: Segment, number: int, decay: float, norm: int, is_whole: bool) -> list[_Piece]:
+def _cut(segment: Segment, number: int, decay: float, is_whole: bool) -> list[_Piece]:
     parameters, slots = segment.parameters(), segment.slots()
     totals = segment.gradients(0)
     size = totals.size
@@ -336,7 +370,7 @@ def _cut(segment: Segment, number: int, decay: float, norm: int, is_whole: bool)
             decay,
             number,
             part,
-            norm,
+            0,
         )
         for part in (slice(start, min(start + length, size)) for start in range(0, size, length))
     ]
