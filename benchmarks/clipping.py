@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,9 +41,9 @@ def run_clipping(settings: Settings, report: Report) -> None:
                 cases = {
                     "plain": call(plain),
                     "clipped": call(clipped),
-                    "pass": call(lambda flat=flat: np.multiply(flat, 1.0, out=flat)),
-                    "norm": call(lambda own=own: global_norm(own)),
-                    "clip": call(lambda own=own: clip_by_global_norm(own, BOUND)),
+                    "pass": call(partial(np.multiply, flat, 1.0, out=flat)),
+                    "norm": call(partial(global_norm, own)),
+                    "clip": call(partial(clip_by_global_norm, own, BOUND)),
                 }
                 timings = by_turns(cases, settings.effort)
             medians = {case: timing.median * 1e6 for case, timing in timings.items()}

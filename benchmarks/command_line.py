@@ -46,6 +46,9 @@ OTHERS: dict[str, Callable[[Settings, Report], None]] = {
 }
 """The benchmarks that are no sweep over sizes of one collective."""
 
+BESIDE = ("torch",)
+"""Rivals that their benchmarks measure in this process, wherever they are installed; asked for, they must be."""
+
 NAMES = (*KINDS, *OTHERS)
 """All benchmarks, in the order in which they run."""
 
@@ -67,7 +70,9 @@ def run(arguments: Sequence[str]) -> int:
             if options.plot is not None:
                 require_matplotlib()
             rival = None
-            if options.against is not None:
+            if options.against in BESIDE:
+                find_rival_python(options.against, options.rival_python)
+            elif options.against is not None:
                 python = find_rival_python(options.against, options.rival_python)
                 rival = stack.enter_context(Rival(options.against, python, max(2, options.ranks)))
         except (RivalError, RuntimeError) as error:
@@ -147,7 +152,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--quick", action="store_true", help="a smoke test of all tables in less than a minute"
     )
     of_all.add_argument(
-        "--against", choices=sorted(PROGRAMS), help="measure a rival by turns with ours, in its own process"
+        "--against",
+        choices=sorted([*PROGRAMS, *BESIDE]),
+        help="measure a rival by turns with ours, in its own process; torch in this one",
     )
     of_all.add_argument(
         "--rival-python", metavar="PATH", help="the interpreter that has the rival (this one)"

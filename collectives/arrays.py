@@ -55,6 +55,8 @@ def as_array(value: Any, where: str = "as_array") -> Array:
         ModuleNotFoundError: it lies on a GPU and CuPy is not installed.
     """
     if type(value) is np.ndarray or isinstance(value, np.ndarray) or is_cupy(value):
+        if type(value) is not np.ndarray:
+            refuse_mask(value, where)
         return value  # type: ignore[no-any-return]  # a CuPy array, see Array
     library = library_of(value)
     if library is not None:
@@ -119,6 +121,18 @@ def writable(out: Any, where: str) -> Array:
     if type(out) is np.ndarray or isinstance(out, np.ndarray) or is_cupy(out) or library_of(out) is not None:
         return as_array(out, where)
     raise TypeError(f"{where}: got out={type(out).__name__}; need an array to write into")
+
+
+def refuse_mask(value: object, where: str) -> None:
+    """Refuse a masked array, whose mask nothing here looks at.
+
+    Raises:
+        TypeError: it is one.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"{where}: got a masked array, and masks are not looked at; need a plain one — value.filled(0) makes it"
+        )
 
 
 def require_numbers(dtype: np.dtype[Any], where: str, kind: str = "array") -> None:

@@ -323,8 +323,12 @@ class Communicator(ABC):
 
     # ------------------------------------------------------------------ checks
 
-    def _require_rank(self, rank: int, where: str) -> None:
-        if not 0 <= rank < self.world_size:
+    def _require_rank(self, rank: Any, where: str) -> None:
+        if (
+            isinstance(rank, bool)
+            or not isinstance(rank, (int, np.integer))
+            or not 0 <= rank < self.world_size
+        ):
             raise ValueError(f"{where}: got {rank}; need a rank from 0 to {self.world_size - 1}")
 
     def _require_peer(self, peer: int, where: str) -> None:

@@ -106,6 +106,7 @@ class InProcessCommunicator(Communicator):
 
     def _reduce_scatter(self, array: Array, op: ReduceOp, out: Array | None) -> Array:
         size = self.world_size
+        array = _apart_from(array, out)
         blocks = np.ascontiguousarray(array).reshape(size, -1)
         shape = (len(array) // size, *array.shape[1:])
         result = np.empty(shape, op.result_dtype(array.dtype)) if out is None else out
@@ -122,6 +123,7 @@ class InProcessCommunicator(Communicator):
 
     def _broadcast(self, array: Array, root: int, out: Array | None) -> Array:
         result = self._memory.empty(array.shape, array.dtype) if out is None else out
+        array = _apart_from(array, out)
 
         def work(values: list[Any], rank: int) -> None:
             np.copyto(values[rank][1], values[root][0])
@@ -132,6 +134,7 @@ class InProcessCommunicator(Communicator):
 
     def _all_gather(self, array: Array, axis: int, out: Array | None) -> Array:
         others = (*array.shape[:axis], -1, *array.shape[axis + 1 :])
+        array = _apart_from(array, out)
 
         def work(values: list[Any], rank: int) -> Array:
             arrays, into = [lent for lent, _ in values], values[rank][1]
@@ -148,6 +151,7 @@ class InProcessCommunicator(Communicator):
         return gathered
 
     def _all_to_all(self, array: Array, out: Array | None) -> Array:
+        array = _apart_from(array, out)
         result = np.empty(array.shape, array.dtype) if out is None else out
         block = len(array) // self.world_size
 
@@ -243,3 +247,8 @@ def _copy_back(target: Array, result: Array) -> None:
     # An out that is not contiguous was folded elsewhere.
     if not result.flags.c_contiguous:
         result[...] = target.reshape(result.shape)
+
+
+def _apart_from(array: Array, out: Array | None) -> Array:
+    """The array, or a copy of it where it would be written over while other ranks still read it."""
+    return array if out is None or not np.may_share_memory(array, out) else array.copy()

@@ -31,6 +31,7 @@ def require_available(
 
     Raises:
         RuntimeError: devices or a library that no backend serves.
+        ModuleNotFoundError: a GPU, and CuPy is not installed.
         TypeError: not cross-device ops.
     """
     if cross_device_ops is not None and not isinstance(cross_device_ops, _KNOWN):
@@ -52,6 +53,8 @@ def require_available(
             f"{where}: collectives between GPUs need the NCCL backend, which this version does not have; "
             f"got {', '.join(map(str, devices))} — use one GPU, or CPUs: 'cpu:0', 'cpu:1', ..."
         )
+    for device in on_gpus:
+        _ = device.xp  # raises where CuPy is missing, now rather than with the first variable
 
 
 def local_communicators(

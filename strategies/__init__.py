@@ -2,6 +2,7 @@
 
 import os.path as _path
 from importlib import import_module as _import_module
+from types import ModuleType as _Module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
@@ -146,6 +147,17 @@ def __getattr__(name: str) -> _Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(_import_module(module), name)
     return value
+
+
+# For ``from strategies import *``, which should not put another print into its place.
+__all__ = sorted(  # a list all the same
+    {
+        *(name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _Module)),
+        *_MODULES,
+        "metrics",
+    }
+    - {"print"}
+)
 
 
 def __dir__() -> list[str]:

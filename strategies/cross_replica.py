@@ -18,7 +18,7 @@ from variables.local_variable import LocalVariable
 from variables.mirrored_variable import MirroredVariable
 from variables.replica_context import require_dense
 from variables.sharded_variable import ShardedVariable
-from variables.values import DistributedValues, Mirrored
+from variables.values import DistributedValues, Mirrored, require_components
 from variables.variable import Variable
 
 Axis = int | Sequence[int] | None
@@ -43,6 +43,8 @@ def reduce_leaf(op: ReduceOp, value: Any, axis: Axis, num_replicas: int) -> Any:
         TypeError: an axis that is none; a dtype that ``op`` has no meaning for.
     """
     axes = _axes(axis)
+    if isinstance(value, DistributedValues):
+        require_components(value, num_replicas, "reduce")
     components = components_of(value)
     if axes is None:
         equal = value.values[0] if isinstance(value, Mirrored) else value
@@ -116,6 +118,9 @@ def _number_or_array(result: Array, given: Any) -> Any:
 
 def _reduce_axes(op: ReduceOp, arrays: Sequence[Array], axes: tuple[int, ...]) -> Array:
     dtype = arrays[0].dtype
+    if any(array.dtype != dtype for array in arrays):
+        listed = "; ".join(f"replica {i}: {describe(array)}" for i, array in enumerate(arrays))
+        raise ValueError(f"reduce: got arrays that differ, {listed}; need one dtype")
     op.require(dtype, "reduce")
     wide, result_dtype = op.accumulator_dtype(dtype), op.result_dtype(dtype)
     if op in (ReduceOp.MAX, ReduceOp.MIN):

@@ -137,7 +137,7 @@ class Lane:
             return
         try:
             fiber = self._stacks.get(replica)
-            if fiber is None:
+            if fiber is None or fiber.dead:  # Ctrl-C may have ended one
                 fiber = self._stacks[replica] = greenlet(_run_tasks, getcurrent())
                 fiber.switch()  # to its wait for a task and back here
             # When the replica ends, the caller's own stack goes on, which then looks for what can run.

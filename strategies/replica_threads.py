@@ -75,6 +75,11 @@ class ReplicaThreads:
         """End the threads."""
         self._desk.close()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a step is under way."""
+        return bool(self._calls)
+
     def run(self, calls: Sequence[Callable[[], Any]], step: Hashable) -> list[Any]:
         """The results of the calls, each made in its replica, by local replica.
 
@@ -108,11 +113,12 @@ class ReplicaThreads:
                     break
         except BaseException as interrupt:  # Ctrl-C, in this module's own code
             self.is_broken = True
-            self._calls = ()
             current.set(outside)
             rendezvous.abort(interrupt)
             self._release_stuck(interrupt)
             raise
+        finally:
+            self._calls = ()
         lane.end()
         failure = rendezvous.failure
         if failure is not None:
@@ -178,7 +184,8 @@ class ReplicaThreads:
             self.is_broken = False
             return
         self._desk.close()  # its thread ends when its call returns; the strategy makes new ones
-        _log.error("run: gave up waiting for replicas that do not end; %s", self._whereabouts())
+        if any(thread_id is not None for thread_id in self._thread_ids):
+            _log.error("run: gave up waiting for replicas that do not end; %s", self._whereabouts())
 
     def _all_end_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds

@@ -19,7 +19,7 @@ from collectives.rendezvous import Rendezvous
 from collectives.selection import local_communicators
 from strategies.replica_threads import ReplicaThreads
 from variables.flat_memory import is_variable_memory
-from variables.replica_context import Owner, ReplicaContext, current
+from variables.replica_context import Owner, ReplicaContext, ReplicaContextError, current
 from variables.values import PerReplica, map_structure, regroup, select_arguments
 
 if TYPE_CHECKING:
@@ -70,13 +70,19 @@ class Steps:
             return self._run(depth, fn, args, kwargs)
         thread_id = threading.get_ident()
         was_interrupted = thread_id in self._entering
+        if was_interrupted and self._crews and self._crews[0].threads.is_running:
+            raise ReplicaContextError(
+                f"{self._strategy()!r}.run: called inside a step, by code that was cut off from its context; "
+                "call it outside strategy.run"
+            )
         self._entering.add(thread_id)
         if not self._running.acquire(False) and not (was_interrupted and len(self._entering) == 1):
             self._wait_for_other_thread()
         try:
             return self._run(0, fn, args, kwargs)
         finally:
-            self._running.release()
+            if self._running.locked():
+                self._running.release()
             self._entering.discard(thread_id)
 
     def first_replica(self) -> ReplicaContext:
@@ -174,7 +180,7 @@ def _run_alone(crew: _Crew, fn: Callable[..., Any], args: Sequence[Any], kwargs:
 
 def _snapshot(leaf: Any) -> Any:
     """The leaf, or a copy of it if it changes with a variable."""
-    if type(leaf) is np.ndarray:
+    if isinstance(leaf, np.ndarray):
         return leaf.copy() if leaf.base is not None and is_variable_memory(leaf) else leaf
     if type(leaf) is IndexedSlices:
         return IndexedSlices(_snapshot(leaf.values), _snapshot(leaf.indices), leaf.dense_shape)

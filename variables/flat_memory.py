@@ -7,7 +7,8 @@ blocks of the same layout.
 
 from __future__ import annotations
 
-import _thread
+import bisect
+import contextlib
 import math
 import weakref
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ import numpy as np
 
 from collectives.arrays import ALIGNMENT, Array
 from collectives.devices import Device
+from collectives.fork_safe_lock import ForkSafeLock
 
 _FIRST_BLOCK_BYTES = 1 << 16
 _LARGEST_BLOCK_BYTES = 1 << 26
@@ -78,7 +80,7 @@ class FlatMemory:
         self._devices = tuple(devices)
         self._open: dict[tuple[np.dtype[Any], bool], Block] = {}
         # Threads that make variables at the same time must not get one place.
-        self._mutex = _thread.allocate_lock()
+        self._mutex = ForkSafeLock()
 
     def place(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, trainable: bool) -> Place:
         """A place for a new variable, zeroed. Trainable ones lie apart, so that optimizers meet no others between."""
@@ -103,13 +105,34 @@ class FlatMemory:
         return block
 
 
-_owners: dict[int, weakref.ref[Array]] = {}
-"""The arrays that own the blocks' memory, by id."""
+_owners: dict[int, tuple[weakref.ref[Array], int]] = {}
+"""The arrays that own the blocks' memory, and where that ends, by where it starts."""
+_starts: list[int] = []
+"""Where blocks start, in ascending order."""
 
 
 def is_variable_memory(array: Array) -> bool:
-    """Whether the array is a view of a block, which changes as the variables in it do."""
-    return array.base is not None and id(array.base) in _owners
+    """Whether the array lies in a block, however it came about, so that it changes as the variables there do."""
+    if array.base is None or not _starts:
+        return False
+    address = array.__array_interface__["data"][0]
+    before = bisect.bisect_right(_starts, address) - 1
+    if before < 0:
+        return False
+    owner = _owners.get(_starts[before])
+    return owner is not None and address < owner[1]
+
+
+def _note_owner(memory: Array) -> None:
+    start = memory.ctypes.data
+
+    def forget(_: object) -> None:
+        _owners.pop(start, None)
+        with contextlib.suppress(ValueError):
+            _starts.remove(start)
+
+    _owners[start] = (weakref.ref(memory, forget), start + memory.nbytes)
+    bisect.insort(_starts, start)
 
 
 def _padded(size: int, dtype: np.dtype[Any]) -> int:
@@ -126,6 +149,5 @@ def _zeros(device: Device, size: int, dtype: np.dtype[Any]) -> Array:
     # Zeroed by the system, page by page, when first touched.
     memory: Array = np.zeros(size + unit, dtype)
     start = (-memory.ctypes.data % ALIGNMENT) // dtype.itemsize
-    key = id(memory)
-    _owners[key] = weakref.ref(memory, lambda _: _owners.pop(key, None))
+    _note_owner(memory)
     return memory[start : start + size]

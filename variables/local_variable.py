@@ -5,13 +5,13 @@ It is what there is outside strategies and on one device, and what the copies of
 
 from __future__ import annotations
 
-import _thread
 from typing import Any, final
 
 import numpy as np
 
 from collectives.arrays import Array, is_host
 from collectives.devices import Device
+from collectives.fork_safe_lock import ForkSafeLock
 from variables.flat_memory import FlatMemory, Place
 from variables.replica_context import Context, Owner, ReplicaContext
 from variables.variable import Variable, VariableSpec, Write, require_plain
@@ -56,7 +56,7 @@ class LocalVariable(Variable):
         self._read_only = self.memory.view()
         if is_host(self.memory):
             self._read_only.flags.writeable = False
-        self._mutex = _thread.allocate_lock()
+        self._mutex = _mutexes[id(self) // 64 % len(_mutexes)]
         return self
 
     place: Place
@@ -125,3 +125,5 @@ class LocalVariable(Variable):
 
 
 _alone = FlatMemory([_HOST])
+_mutexes = tuple(ForkSafeLock() for _ in range(64))
+"""Shared by the variables, of which there may be many more."""

@@ -83,9 +83,7 @@ class MirroredVariable(Variable):
 
         def conclude(values: list[Any]) -> list[None]:
             combine = aggregate if write in _DENSE else aggregate_slices
-            combined = combine(values, self.aggregation)
-            for copy in self.copies:
-                copy.apply(write, combined)
+            self._apply_to_all(write, combine(values, self.aggregation))
             return [None] * len(values)
 
         context.rendezvous.meet(context.local_replica_id, Call(write.value, (), self.name), value, conclude)
@@ -96,9 +94,20 @@ class MirroredVariable(Variable):
                 f"{self.name}.{write.value}: got a PerReplica, which would make the copies differ; need one array, or a "
                 "Mirrored — reduce it first: strategy.reduce('MEAN', value, axis=None)"
             )
-        values = value.values if is_distributed(value) else [value] * len(self.copies)
-        for copy, own in zip(self.copies, values, strict=True):
-            copy.apply(write, copy._checked(write, own) if is_distributed(value) else own)
+        if is_distributed(value):
+            value = self._checked(write, value.values[0])  # one stands for all, as they are equal
+        self._apply_to_all(write, value)
+
+    def _apply_to_all(self, write: Write, value: Any) -> None:
+        first, *others = self.copies
+        try:
+            for copy in self.copies:
+                copy.apply(write, value)
+        except BaseException:
+            # A write that fails halfway, by an overflow that raises or Ctrl-C, must not leave copies that differ.
+            for other in others:
+                other.apply(Write.ASSIGN, first.memory)
+            raise
 
 
 _DENSE = (Write.ASSIGN, Write.ASSIGN_ADD, Write.ASSIGN_SUB)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from types import BuiltinFunctionType, CodeType
+from types import BuiltinFunctionType
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -32,7 +32,7 @@ from collectives.communicator import Communicator, require_axis_from_start
 from collectives.indexed_slices import IndexedSlices, all_reduce_slices
 from collectives.reduce_op import ReduceOp
 from collectives.rendezvous import Call, Rendezvous
-from variables.values import flatten, map_structure, regroup, select
+from variables.values import flatten, map_structure, regroup, select, sketch
 
 
 class ReplicaContextError(RuntimeError):
@@ -147,7 +147,7 @@ class ReplicaContext:
                 result = function(self.strategy, *by_position, **by_name)
             return [select(result, replica) for replica in range(len(calls))]
 
-        call = Call("merge_call", (_identity(merge_fn),))
+        call = Call("merge_call", _identity(merge_fn))
         return self.rendezvous.meet(self.local_replica_id, call, (args, kwargs or {}, merge_fn), conclude)
 
     def all_reduce(
@@ -187,6 +187,8 @@ class ReplicaContext:
         if isinstance(value, np.ndarray):  # by far the most frequent case
             return self.communicator.all_reduce(value, op, name=name, like=like)
         leaves, rebuild = flatten(value)
+        if isinstance(value, (list, tuple, dict)):  # leaves are paired by place, so the structures must agree
+            name = f"{sketch(value)}" if name is None else f"{name}: {sketch(value)}"
         dense = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, IndexedSlices)]
         results = list(leaves)
         arrays = [as_array(leaves[i], "all_reduce") for i in dense]
@@ -301,11 +303,20 @@ def _like(value: Any, result: Array) -> Any:
     return result.item() if is_scalar(value) else given_back(result, value)
 
 
-def _identity(function: Callable[..., Any]) -> CodeType | object:
+def _identity(function: Callable[..., Any]) -> tuple[object, ...]:
     """What tells merge functions apart: their code, as each replica may make a closure of its own."""
+    bound: list[str] = []
     while isinstance(function, partial):
+        # Plain values that are bound must agree; arrays may be each replica's own.
+        bound += [_bound(argument) for argument in function.args]
+        bound += [f"{key}={_bound(argument)}" for key, argument in function.keywords.items()]
         function = function.func
     function = getattr(function, "__func__", function)
     if isinstance(function, (BuiltinFunctionType, np.ufunc)):
-        return function  # one object for all replicas, and no code to compare
-    return getattr(function, "__code__", None) or type(function)
+        return (function, *bound)  # one object for all replicas, and no code to compare
+    return (getattr(function, "__code__", None) or type(function), *bound)
+
+
+def _bound(argument: object) -> str:
+    plain = argument is None or isinstance(argument, (bool, int, float, complex, str, bytes))
+    return repr(argument) if plain else type(argument).__name__

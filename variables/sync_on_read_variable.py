@@ -86,9 +86,8 @@ class SyncOnReadVariable(Variable):
                 copy.apply(write, value)
         elif write is Write.ASSIGN:
             # An equal share each; integers lose the rest, as they do in TensorFlow.
-            share = (
-                np.trunc(value / len(self.copies)) if self.dtype.kind in "iu" else value / len(self.copies)
-            )
+            whole = self.dtype.kind in "iu"
+            share = _whole_share(value, len(self.copies)) if whole else value / len(self.copies)
             for copy in self.copies:
                 copy.apply(write, np.asarray(share).astype(self.dtype))
         else:
@@ -101,3 +100,10 @@ class SyncOnReadVariable(Variable):
         if isinstance(context, CrossReplicaContext) and context.updating is not None:
             return self.copies[context.updating]
         return None
+
+
+def _whole_share(value: Array, num_copies: int) -> Array:
+    """The value divided, towards zero, in integers: large ones have more digits than a float."""
+    share, rest = np.divmod(value, num_copies)
+    towards_zero: Array = share + ((rest != 0) & (value < 0))
+    return towards_zero

@@ -26,6 +26,16 @@ class DistributedValues:
 
     def __init__(self, values: Sequence[Any]) -> None:
         self.values = tuple(values)
+        if not self.values:
+            raise ValueError(f"{type(self).__name__}: got no components; need one for each local replica")
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(
+            f"a {type(self).__name__} holds one value for each of {len(self.values)} replicas and is no array or number; "
+            "use strategy.reduce('SUM' or 'MEAN', value, axis=None), strategy.gather(value, axis=0) or value.values"
+        )
+
+    __float__ = __int__ = __index__ = __complex__ = __array__
 
     def __repr__(self) -> str:
         listed = ", ".join(f"{index}: {value!r}" for index, value in enumerate(self.values))
@@ -94,6 +104,19 @@ def select(structure: Any, local_replica_id: int) -> Any:
     )
 
 
+def require_components(value: DistributedValues, num_replicas: int, where: str) -> None:
+    """Refuse a value that was made for another number of replicas.
+
+    Raises:
+        ValueError: it has more or fewer components than there are local replicas.
+    """
+    if len(value.values) != num_replicas:
+        raise ValueError(
+            f"{where}: got a {type(value).__name__} of {len(value.values)} components for {num_replicas} replicas; "
+            "need one for each — make it under the strategy that uses it"
+        )
+
+
 def select_arguments(
     args: Sequence[Any], kwargs: Mapping[str, Any], num_replicas: int
 ) -> list[tuple[Sequence[Any], Mapping[str, Any]]] | None:
@@ -102,12 +125,18 @@ def select_arguments(
     if not kwargs and kinds <= _FLAT_KINDS:  # by far the most frequent case, at the start of every step
         if PerReplica not in kinds:
             return None
+        for arg in args:
+            if type(arg) is PerReplica:
+                require_components(arg, num_replicas, "run")
         return [
             (tuple([arg.values[i] if type(arg) is PerReplica else arg for arg in args]), kwargs)
             for i in range(num_replicas)
         ]
     if not has_distributed(args) and not has_distributed(kwargs):
         return None
+    for leaf in (*_flattened(args)[0], *_flattened(kwargs)[0]):
+        if isinstance(leaf, DistributedValues):
+            require_components(leaf, num_replicas, "run")
     return [(select(args, i), select(kwargs, i)) for i in range(num_replicas)]
 
 
@@ -142,8 +171,8 @@ def regroup(
         other_leaves, other_spec = _flattened(other)
         if other_spec != spec:
             raise ValueError(
-                f"the replicas' results differ in structure: replica 0 has {_sketch(first)}, replica {replica} has "
-                f"{_sketch(other)}; need the same containers, lengths and keys from every replica"
+                f"the replicas' results differ in structure: replica 0 has {sketch(first)}, replica {replica} has "
+                f"{sketch(other)}; need the same containers, lengths and keys from every replica"
             )
         by_replica.append(other_leaves)
     return spec.unflatten([_regroup_leaf(leaf, wrap, always, one) for leaf in zip(*by_replica, strict=True)])
@@ -167,6 +196,7 @@ def _regroup_leaf(
     return wrap(components)
 
 
-def _sketch(structure: Any) -> str:
+def sketch(structure: Any) -> str:
+    """The structure in short, with a star for every leaf."""
     spec = optree.tree_structure(structure, none_is_leaf=True)
     return str(spec).removeprefix("PyTreeSpec(").removesuffix(", NoneIsLeaf)")

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
-from collectives.arrays import Array, as_array, describe, describe_kind, require_numbers
+from collectives.arrays import Array, as_array, describe, describe_kind, is_narrow_float, require_numbers
 from collectives.indexed_slices import IndexedSlices, require_rows
 from collectives.reduce_op import parse_member
 from collectives.rendezvous import Call
@@ -44,7 +44,10 @@ class Write(Enum):
     def apply(self, array: Array, value: Any) -> None:
         """Change an array in place, by a value of its shape or by slices of it."""
         if isinstance(value, IndexedSlices):
-            _SCATTER[self](array, value.indices, value.values)
+            if is_narrow_float(array.dtype) and self is not Write.SCATTER_UPDATE:
+                _scatter_wide(_SCATTER[self], array, value)
+            else:
+                _SCATTER[self](array, value.indices, value.values)
         else:
             _DENSE[self](array, value)
 
@@ -63,6 +66,16 @@ _SCATTER: dict[Write, Callable[[Array, Array, Array], Any]] = {
     Write.SCATTER_MAX: np.maximum.at,
     Write.SCATTER_UPDATE: lambda array, indices, rows: array.__setitem__(indices, rows),
 }
+
+
+def _scatter_wide(scatter: Callable[[Array, Array, Array], Any], array: Array, slices: IndexedSlices) -> None:
+    """Scatter in float32 what half precision would lose, row by row."""
+    rows, places = np.unique(slices.indices, return_inverse=True)
+    wide = array[rows].astype(np.float32)
+    scatter(wide, places, slices.values.astype(np.float32))
+    array[rows] = wide.astype(array.dtype)
+
+
 _NOT_ADDITIVE = (Write.SCATTER_MIN, Write.SCATTER_MAX, Write.SCATTER_UPDATE)
 
 
@@ -427,9 +440,7 @@ def _initial_array(initial_value: Any, dtype: npt.DTypeLike | None, name: str | 
         raise ValueError(
             f"{where}: got initial_value={initial_value!r}; need one array, number, or function giving one"
         )
-    array = as_array(initial_value, where)
-    if dtype is not None:
-        array = array.astype(dtype, copy=False)
+    array = as_array(initial_value, where) if dtype is None else cast(initial_value, np.dtype(dtype), where)
     require_numbers(array.dtype, where)
     return array
 

@@ -125,7 +125,7 @@ _OF_EXTRAS = {
     "torch": ("torch",),
     "jax": ("jax",),
     "numpy": ("numpy",),
-    "checkpoint": ("safetensors", "ml_dtypes"),
+    "checkpoint": ("ml_dtypes",),
     "tensorboard": ("tensorboardX",),
     "plot": ("matplotlib",),
     "demo": ("matplotlib", "sklearn"),

@@ -81,7 +81,7 @@ PACKAGES = (
     Package("mpi4py", "several processes and hosts", "mpi"),
     Package("torch", "PyTorch models", "torch"),
     Package("jax", "JAX models", "jax"),
-    Package("safetensors", "checkpoints", "checkpoint"),
+    Package("safetensors", "checkpoints"),
     Package("ml_dtypes", "bfloat16", "checkpoint", ("ml-dtypes",)),
     Package("tensorboardX", "logs for TensorBoard", "tensorboard"),
     Package("matplotlib", "pictures", "plot"),

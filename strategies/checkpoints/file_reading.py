@@ -144,7 +144,7 @@ class ArrayFile:
             from safetensors import SafetensorError, safe_open  # noqa: PLC0415
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                "restore: reading checkpoints needs safetensors; pip install 'xpdistribute[checkpoint]'"
+                "restore: reading checkpoints needs safetensors; pip install safetensors"
             ) from error
         try:
             # The same file as ours, also if another has taken its name since.

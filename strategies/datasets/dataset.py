@@ -50,6 +50,16 @@ class Dataset:
         self._epochs = Epochs()
 
     @staticmethod
+    def from_tensor_slices(tensors: Element) -> Dataset:
+        """TensorFlow's name for `from_arrays`."""
+        return from_arrays(tensors)
+
+    @staticmethod
+    def from_generator(generator: Callable[[], Iterable[Element]] | Iterable[Element]) -> Dataset:
+        """The same as the function `from_generator`."""
+        return from_generator(generator)
+
+    @staticmethod
     def range(*bounds: int) -> Dataset:
         """The integers of ``numpy.arange(*bounds)``, as int64 scalars."""
         return from_arrays(np.arange(*bounds, dtype=np.int64))

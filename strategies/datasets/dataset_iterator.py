@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
 
+from collectives.fork_safe_lock import ForkSafeLock
 from strategies.datasets.elements import Element
 from strategies.datasets.stage import Stage
 
@@ -47,7 +47,7 @@ class Epochs:
 
     def __init__(self) -> None:
         self._next = 0
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def begin(self) -> int:
         """The number of a new iteration, from 0."""
@@ -87,7 +87,7 @@ class DatasetIterator:
         self._step = 0
         self._elements: Iterator[Element] | None = stage.open(self._epoch, 0)
         # Reentrant: a function of the pipeline that asks for the next element gets an error, not a deadlock.
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock()
 
     def __iter__(self) -> DatasetIterator:
         return self

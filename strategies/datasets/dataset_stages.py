@@ -7,11 +7,11 @@ position on, and claims a one-shot source at once, not with the first element.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, final
 
+from collectives.fork_safe_lock import ForkSafeLock
 from strategies.datasets.elements import Element, count_rows, flatten, stack, unflatten
 from strategies.datasets.input_options import AutoShardPolicy
 from strategies.datasets.prefetching import prefetched
@@ -32,7 +32,7 @@ class OneShot:
 
     def __init__(self, elements: Iterator[Element]) -> None:
         self._elements: Iterator[Element] | None = elements
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def __call__(self) -> Iterator[Element]:
         with self._lock:

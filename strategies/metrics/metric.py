@@ -70,6 +70,14 @@ class Metric(ABC):
         self._require_whole("result")
         return self._value_of(np.array(self.sums))
 
+    def update_state(self, *args: Any, **kwargs: Any) -> None:
+        """TensorFlow's name for `update`."""
+        self.update(*args, **kwargs)
+
+    def reset_state(self) -> None:
+        """TensorFlow's name for `reset`."""
+        self.reset()
+
     def reset(self) -> None:
         """Forget all examples.
 

@@ -56,20 +56,15 @@ class Contribution:
             }
 
     def _flat(self, segment: Segment, variables: Sequence[Variable], where: str) -> Array | SideBySide:
-        memory = segment.state.gradients[self.replica]
         gradients = [self.gradients[position] for position in segment.order]
         flat = segment.flat(gradients)
-        if type(flat) is SideBySide:
-            return flat
         if flat is not None:
-            # Sums may be written into the optimizer's memory: what lies in another variable's place there is moved away.
-            if flat.base is memory.base and not _is_same_memory(flat, segment.gradients(self.replica)):
-                return flat.copy()
             return flat
+        memory = segment.state.packed[self.replica]
         for position, gradient in zip(segment.order, gradients, strict=True):
             variable = variables[position]
             _put(gradient, variable, place_of(variable).view(memory), where)
-        return segment.gradients(self.replica)
+        return segment.packed(self.replica)
 
 
 def checked_slices(slices: IndexedSlices, variable: Variable, where: str) -> IndexedSlices:
@@ -91,7 +86,7 @@ def checked_slices(slices: IndexedSlices, variable: Variable, where: str) -> Ind
 
 
 def _put(gradient: Any, variable: Variable, view: Array, where: str) -> None:
-    """Write one gradient of any kind into its place, unless it is there already."""
+    """Write one gradient of any kind into a place."""
     if gradient is None:
         view[...] = 0
         return
@@ -107,15 +102,8 @@ def _put(gradient: Any, variable: Variable, view: Array, where: str) -> None:
         raise TypeError(
             f"{where}: {variable.name}: got {describe(array)}; need what casts to {variable.dtype} safely"
         )
-    if not _is_same_memory(array, view):
-        # It may overlap its place otherwise, as a transposed view of it does; NumPy copes with that.
-        np.copyto(view, array, casting="same_kind")
+    np.copyto(view, array, casting="same_kind")
 
 
 def _positions(gradients: Sequence[Any], kind: type) -> tuple[int, ...]:
     return tuple(position for position, gradient in enumerate(gradients) if type(gradient) is kind)
-
-
-def _is_same_memory(array: Array, view: Array) -> bool:
-    same_start = array.__array_interface__["data"][0] == view.__array_interface__["data"][0]
-    return same_start and array.strides == view.strides and array.dtype == view.dtype

@@ -37,8 +37,10 @@ class BlockState:
         self._fills = slots
         self._filled: set[int] = set()
         self.block = block
-        # Memory that is never touched takes no room.
+        # Memory that is never touched takes no room. What is handed out for gradients is read only: any variable's
+        # gradient may lie there. What has no such layout, and sums, have memory of their own.
         self.gradients = [block.like() for _ in range(num_replicas)]
+        self.packed = [block.like() for _ in range(num_replicas)]
         self.slots = {name: block.like() for name in slots}
 
     def begin(self, place: Place) -> None:
@@ -132,9 +134,9 @@ class Segment:
         """Every copy's parameters, flat."""
         return [copy[self.start : self.stop] for copy in self.state.block.copies]
 
-    def gradients(self, replica: int) -> Array:
-        """One replica's gradients, flat."""
-        return self.state.gradients[replica][self.start : self.stop]
+    def packed(self, replica: int) -> Array:
+        """Memory for one replica's gradients, flat."""
+        return self.state.packed[replica][self.start : self.stop]
 
     def slots(self) -> dict[str, Array]:
         """The slots, flat, by name."""

@@ -10,6 +10,7 @@ from typing import Unpack, final
 import numpy as np
 
 from collectives.arrays import Array
+from strategies.optimizers.clipping import sum_of_squares
 from strategies.optimizers.optimizer import LearningRate, Optimizer, UndecayedOptions
 from strategies.optimizers.update_rule import UpdateRule
 
@@ -105,4 +106,4 @@ class LambRule(UpdateRule):
 
 
 def _norm(array: Array) -> float:
-    return math.sqrt(float(np.vdot(array, array).real))
+    return math.sqrt(sum_of_squares(array))

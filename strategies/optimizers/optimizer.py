@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
@@ -10,6 +9,7 @@ from typing import Any, TypedDict, final
 
 from collectives.arrays import Array
 from collectives.flight_recorder import Mark, clock
+from collectives.fork_safe_lock import ForkSafeLock
 from collectives.indexed_slices import IndexedSlices
 from collectives.reduce_op import ReduceOp, parse_member
 from collectives.rendezvous import Call
@@ -105,7 +105,7 @@ class Optimizer:
         self._undecayed: set[int] = set()
         self._known: dict[int, Variable] = {}
         self._groups: dict[tuple[int, ...], _Group] = {}
-        self._mutex = threading.RLock()
+        self._mutex = ForkSafeLock()
 
     iterations: int
     """How many updates there have been."""
@@ -447,7 +447,7 @@ class _Group:
         self._strategy = strategy
         self._plans: dict[tuple[tuple[int, ...], frozenset[int]], Plan] = {}
         self._warned: set[int] = set()
-        self._mutex = threading.Lock()
+        self._mutex = ForkSafeLock()
         first, *others = [variable.name for variable in variables]
         title = f"of {first}" + (f" and {len(others)} more" if others else "")
         # Replicas meet only over the same variables; their ids stand for them.

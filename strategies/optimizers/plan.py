@@ -280,9 +280,12 @@ class Plan:
             (piece,) = unit
             parameters, *copies = piece.parameters
             room, *scratch = self._scratch_for(replica, parameters.size, parameters.dtype)
-            self._update_flat(parameters, self._total(piece, room), piece.slots, scratch, piece.decay)
-            for copy in copies:
-                np.copyto(copy, parameters)
+            try:
+                self._update_flat(parameters, self._total(piece, room), piece.slots, scratch, piece.decay)
+            finally:
+                # Also where it fails halfway, by an overflow that raises or Ctrl-C: copies must not differ.
+                for copy in copies:
+                    np.copyto(copy, parameters)
             return
         self._update_shards(unit, replica)
 
@@ -297,11 +300,12 @@ class Plan:
             if own is not room:
                 np.copyto(room, own)
         self._update_flat(parameters, total, slots, scratch, unit[0].decay)
-        for number, piece in enumerate(unit):
+        new = {name: np.split(slot, cuts) for name, slot in slots.items()}
+        for number, (piece, part) in enumerate(zip(unit, np.split(parameters, cuts), strict=True)):
             for copy in piece.parameters:
-                np.copyto(copy, np.split(parameters, cuts)[number])
+                np.copyto(copy, part)
             for name, slot in piece.slots.items():
-                np.copyto(slot, np.split(slots[name], cuts)[number])
+                np.copyto(slot, new[name][number])
 
     def _update_flat(
         self, parameters: Array, total: Array, slots: dict[str, Array], scratch: list[Array], decay: float
@@ -359,7 +363,7 @@ _NONE = Update(0, 0.0, ())
 
 def _cut(segment: Segment, number: int, decay: float, is_whole: bool) -> list[_Piece]:
     parameters, slots = segment.parameters(), segment.slots()
-    totals = segment.gradients(0)
+    totals = segment.packed(0)
     size = totals.size
     length = max(1, size if is_whole else CHUNK_BYTES // totals.itemsize)
     return [

@@ -291,3 +291,14 @@ def test_a_norm_of_shards_counts_all_of_them() -> None:
     table = ShardedVariable([Variable(np.zeros(1)), Variable(np.zeros((0,))), Variable(np.zeros(1))])
     SGD(1.0, clipnorm=1.0).apply_gradients([(np.array([3.0, 4.0]), table)])
     np.testing.assert_allclose(table.numpy(), [-0.6, -0.8])
+
+
+def test_many_small_arrays_in_any_layout_count_as_one_large_one() -> None:
+    rng = np.random.default_rng(8)
+    arrays: list[Array] = [rng.normal(size=(5, 7)).astype(np.float32) for _ in range(100)]
+    arrays += [rng.normal(size=(4, 6)).T for _ in range(40)]
+    arrays += [rng.normal(size=(3, 9))[:, ::2] for _ in range(3)]
+    expected = math.sqrt(sum(float((a.astype(np.float64) ** 2).sum()) for a in arrays))
+    assert global_norm(arrays) == pytest.approx(expected, rel=1e-6)
+    assert math.isnan(global_norm([*arrays, np.array([np.nan])]))
+    assert global_norm([*arrays, np.array([-np.inf])]) == math.inf

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +19,7 @@ from strategies import (
     Adagrad,
     Adam,
     AdamW,
+    LossScaleOptimizer,
     MirroredStrategy,
     Optimizer,
     RMSprop,
@@ -311,3 +314,72 @@ def test_a_schedule_that_fails_is_the_steps_error_and_the_next_step_is_right() -
         optimizer.learning_rate = 0.5
         strategy.run(step)
         np.testing.assert_array_equal(w.read_value(), [-1, -1])
+
+
+# ------------------------------------------------------------ how gradients lie
+
+
+@pytest.mark.parametrize("bound", [None, 0.5])
+def test_many_small_variables_and_some_large_ones_follow_the_formula(
+    strategy: Strategy, bound: float | None
+) -> None:
+    rng = np.random.default_rng(9)
+    shapes = [(int(n), 3) for n in rng.integers(0, 900, 300)] + [(12_000,), (3, 90_000)]
+    n = strategy.num_replicas_in_sync
+    gradients = [[rng.normal(size=shape).astype(np.float32) for shape in shapes] for _ in range(n)]
+    for own in gradients:  # some in other layouts
+        own[5], own[-1] = np.asfortranarray(own[5]), np.asfortranarray(own[-1])
+        own[7] = np.repeat(own[7], 2, axis=1)[:, ::2]
+    with strategy.scope():
+        variables = [Variable(np.zeros(shape, np.float32)) for shape in shapes]
+        optimizer = SGD(0.5, momentum=0.9, global_clipnorm=bound)
+
+    def step() -> None:
+        replica = get_replica_context()
+        assert replica is not None
+        optimizer.apply_gradients(zip(gradients[replica.replica_id_in_sync_group], variables, strict=True))
+
+    strategy.run(step)
+    strategy.run(step)
+    totals = [np.sum([own[i].astype(np.float64) for own in gradients], axis=0) for i in range(len(shapes))]
+    norm = math.sqrt(sum(float((total**2).sum()) for total in totals))
+    scale = 1.0 if bound is None else bound / norm
+    for variable, total in zip(variables, totals, strict=True):
+        # The momentum of two equal gradients: 1, then 1.9.
+        np.testing.assert_allclose(variable.read_value(), -0.5 * 2.9 * scale * total, rtol=1e-4, atol=1e-5)
+    assert_replicas_equal(variables)
+
+
+def test_gradients_may_lie_in_one_anothers_places() -> None:
+    with MirroredStrategy(["cpu:0", "cpu:1"]) as strategy:
+        with strategy.scope():
+            a, b = Variable(np.zeros((100, 100))), Variable(np.zeros((100, 100)))
+            optimizer = SGD(1.0, global_clipnorm=1e6)
+
+        def step() -> None:
+            place_a, place_b = optimizer.gradient(a), optimizer.gradient(b)
+            place_a[...], place_b[...] = 1.0, 2.0
+            optimizer.apply_gradients([(place_b, a), (place_a, b)])
+
+        strategy.run(step)
+        np.testing.assert_array_equal(a.read_value(), np.full((100, 100), -4.0))
+        np.testing.assert_array_equal(b.read_value(), np.full((100, 100), -2.0))
+
+
+def test_gradients_are_let_go_of_after_the_update() -> None:
+    with MirroredStrategy(["cpu:0", "cpu:1"]) as strategy:
+        with strategy.scope():
+            w, scaled = Variable(np.zeros((100, 100))), Variable(np.zeros((100, 100)))
+            optimizer, scaling = SGD(1.0), LossScaleOptimizer(SGD(1.0))
+        alive: list[weakref.ref[Array]] = []
+
+        def step(value: float) -> None:
+            for one, variable in ((optimizer, w), (scaling, scaled)):
+                gradient = np.full((100, 100), value)
+                alive.append(weakref.ref(gradient))
+                one.apply_gradients([(gradient, variable)])
+
+        for value in (1.0, np.inf):
+            strategy.run(step, (value,))
+        gc.collect()
+        assert [reference() is None for reference in alive] == [True] * 8

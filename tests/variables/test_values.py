@@ -185,4 +185,12 @@ def test_keys_that_differ_are_refused_and_their_order_does_not_matter() -> None:
 
 def test_its_words_number_the_components() -> None:
     assert repr(PerReplica([1, "a"])) == "PerReplica(0: 1, 1: 'a')"
-    assert isinstance(PerReplica([]), DistributedValues)
+    assert isinstance(PerReplica([1]), DistributedValues)
+
+
+def test_a_distributed_value_is_no_number_and_says_what_makes_one() -> None:
+    with pytest.raises(ValueError, match="PerReplica: got no components"):
+        PerReplica([])
+    for convert in (float, int, np.asarray, np.sum):
+        with pytest.raises(TypeError, match=r"holds one value for each of 2 replicas.*use strategy\.reduce"):
+            convert(PerReplica([1, 2]))
