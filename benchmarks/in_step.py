@@ -58,7 +58,11 @@ def measure_in_step(strategy_name: str, replicas: int, num_bytes: int, settings:
             return strategy.run(step, args=(values,))
 
         cases = {OURS: call(ours), FLOOR: floor_case(max(4, num_bytes), replicas, settings.timeout)}
-        if settings.rival is not None and strategy_name == "Mirrored":
+        if (
+            settings.rival is not None
+            and strategy_name == "Mirrored"
+            and replicas <= settings.rival.num_devices
+        ):
             for mode, ops in (
                 ("function", "default"),
                 ("function", "reduction_to_one_device"),

@@ -63,7 +63,11 @@ def run_overhead(settings: Settings, report: Report) -> None:
                     return strategy.reduce("SUM", values, axis=None)
 
                 cases: dict[str, Case] = {"ours": call(reduce)}
-                if settings.rival is not None and name == "Mirrored":
+                if (
+                    settings.rival is not None
+                    and name == "Mirrored"
+                    and replicas <= settings.rival.num_devices
+                ):
                     cases[f"{settings.rival.name} eager"] = settings.rival.case(
                         "reduce", replicas=replicas, num_bytes=num_bytes
                     )
@@ -149,7 +153,8 @@ def _calls(strategy: Strategy) -> dict[str, tuple[Callable[[], Any], Callable[[]
 
 def _rival_calls(settings: Settings, name: str, replicas: int, what: str) -> dict[str, Case]:
     rival = settings.rival
-    if rival is None or name == "CentralStorage":
+    # A collective of more replicas than the rival has devices never comes back from TensorFlow.
+    if rival is None or name == "CentralStorage" or replicas > rival.num_devices:
         return {}
     case, details = {
         "run, empty": ("run", {"returns": "nothing"}),

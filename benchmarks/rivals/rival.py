@@ -66,6 +66,7 @@ class Rival:
 
     def __init__(self, name: str, python: str, num_devices: int) -> None:
         self.name = name
+        self.num_devices = num_devices
         self.num_wrong = 0
         self._command = [python, str(PROGRAMS[name]), str(num_devices)]
         first = _Process(name, self._command)
