@@ -63,8 +63,8 @@ def write_plot(path: Path, results: Mapping[str, Sequence[Row]], about: Mapping[
         draw(axes)
     blas = str(about["blas"]).split(",")[0]
     figure.suptitle(
-        f"xpdistribute {about['xpdistribute']} on {about['machine']}, {about['cores']} cores; NumPy {about['numpy']}, "
-        f"{blas}; commit {about['commit']}, {str(about['date'])[:10]}",
+        f"xpdistribute {about['xpdistribute']} on {about['machine']}, {about['cores']} cores\n"
+        f"NumPy {about['numpy']}, {blas}; commit {about['commit']}, {str(about['date'])[:10]}",
         fontsize=9,
         color="#555555",
     )
