@@ -26,6 +26,8 @@ class GradientAccumulator:
     ``gradient_aggregation="MEAN"``, which leaves equal gradients as they are. With ``reduce=None`` it leaves bringing
     together to the optimizer, which does so along with the update.
 
+    A `Checkpoint` takes it, so that a run can be resumed between two updates.
+
     Args:
         every: micro-batches for one update.
         reduce: how the replicas' sums become one, SUM or MEAN; None for each replica's own sums.
@@ -42,6 +44,7 @@ class GradientAccumulator:
         self.every = every
         self._op = _op_of(reduce)
         self._states: dict[int, _State] = {}
+        self._restored_replicas = 0
 
     def step(self, gradients: Sequence[Any], weight: float | None = None) -> list[Any] | None:
         """Take in the gradients of one micro-batch; in a step, all replicas call it alike.
@@ -72,6 +75,8 @@ class GradientAccumulator:
                 f"GradientAccumulator.step: got weight={weight} and reduce=None; need the weights of all replicas "
                 "for a mean — reduce='SUM'"
             )
+        if self._restored_replicas:
+            self._require_as_many(1 if replica is None else replica.num_replicas_in_sync)
         state = self._states.setdefault(0 if replica is None else replica.local_replica_id, _State())
         if state.count + 1 == self.every and self._op is not None:
             require_sync(f"GradientAccumulator.step, micro-batch {self.every} of {self.every}")
@@ -111,6 +116,38 @@ class GradientAccumulator:
         """Forget what has been added up, on all replicas; not in a step."""
         self._states.clear()
 
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: each replica's micro-batches so far, and their sums; not in a step."""
+        return {
+            "every": self.every,
+            "replicas": {str(replica): state.describe() for replica, state in self._states.items()},
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave.
+
+        Between two updates the sums belong to replicas: `step` raises a ValueError unless there are as
+        many again. After an update any number may go on.
+
+        Raises:
+            ValueError: the state of an accumulator with another ``every``.
+        """
+        if state["every"] != self.every:
+            raise ValueError(
+                f"GradientAccumulator.restore: got the state of every={state['every']}; need every={self.every}"
+            )
+        states = {int(replica): _State.of(described) for replica, described in state["replicas"].items()}
+        self._states = {replica: s for replica, s in states.items() if s.count}
+        self._restored_replicas = len(self._states)
+
+    def _require_as_many(self, num_replicas: int) -> None:
+        if any(state.count for state in self._states.values()) and self._restored_replicas != num_replicas:
+            raise ValueError(
+                f"GradientAccumulator.step: restored sums of {self._restored_replicas} replicas between two updates, and "
+                f"there are {num_replicas}; restore into as many, or save after an update, or forget them — reset()"
+            )
+        self._restored_replicas = 0
+
 
 @final
 class _State:
@@ -140,6 +177,36 @@ class _State:
             self._sums = [_copied(gradient) for gradient in scaled]
         self._weights.append(weight)
         self.count += 1
+
+    def describe(self) -> dict[str, Any]:
+        """As data, which later micro-batches leave alone."""
+        return {
+            "count": self.count,
+            "sums": [
+                {
+                    "values": np.array(s.values),
+                    "indices": np.array(s.indices),
+                    "dense_shape": None if s.dense_shape is None else s.dense_shape.tolist(),
+                }
+                if isinstance(s, IndexedSlices)
+                else np.array(s)
+                for s in self._sums
+            ],
+            "weights": list(self._weights),
+        }
+
+    @staticmethod
+    def of(described: dict[str, Any]) -> _State:
+        """The one that was described."""
+        state = _State()
+        state.count, state._weights = int(described["count"]), list(described["weights"])
+        state._sums = [
+            IndexedSlices(np.array(s["values"]), np.array(s["indices"]), s["dense_shape"])
+            if isinstance(s, dict)
+            else np.array(s)
+            for s in described["sums"]
+        ]
+        return state
 
     def take(self) -> tuple[list[Any], float]:
         sums = [s.merged() if isinstance(s, IndexedSlices) else s for s in self._sums]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from strategies import (
     SGD,
+    Checkpoint,
     CommunicationOptions,
     GradientAccumulator,
     IndexedSlices,
@@ -293,3 +295,55 @@ def test_a_step_across_replicas_says_where_to_call_it(two: MirroredStrategy) -> 
         pytest.raises(ReplicaContextError, match=r"call it in the function passed to strategy\.run"),
     ):
         GradientAccumulator(2).step([np.ones(1)])
+
+
+@pytest.mark.parametrize("weight", [None, 2.0])
+def test_a_run_resumed_between_two_updates_goes_on_to_the_same_bits(
+    two: MirroredStrategy, tmp_path: Path, weight: float | None
+) -> None:
+    rng = np.random.default_rng(7)
+    dense = rng.normal(size=(2, 3, 4)).astype(np.float32)  # of each replica and micro-batch
+    rows = rng.normal(size=(2, 3, 2, 4)).astype(np.float32)
+
+    def micro_step(accumulator: GradientAccumulator, number: int) -> Any:
+        r = replica_id()
+        return accumulator.step(
+            [dense[r, number], IndexedSlices(rows[r, number], [number, 5], (6, 4))], weight
+        )
+
+    def go_on(accumulator: GradientAccumulator) -> list[Any]:
+        assert two.run(micro_step, args=(accumulator, 1)) is None
+        return list(two.local_results(two.run(micro_step, args=(accumulator, 2))))
+
+    first, resumed = GradientAccumulator(every=3), GradientAccumulator(every=3)
+    two.run(micro_step, args=(first, 0))
+    path = Checkpoint(accumulator=first).save(tmp_path / "between")
+    expected = go_on(first)
+    Checkpoint(accumulator=resumed).restore(path)
+    for (dense_sum, slices), (expected_sum, expected_slices) in zip(go_on(resumed), expected, strict=True):
+        np.testing.assert_array_equal(dense_sum, expected_sum)
+        np.testing.assert_array_equal(to_dense(slices), to_dense(expected_slices))
+    every = 3.0 * 2 if weight is not None else 1.0
+    np.testing.assert_allclose(expected[0][0], dense.sum((0, 1)) / every, rtol=1e-5)
+
+
+def test_sums_of_other_replicas_between_two_updates_are_refused_and_after_an_update_are_not(
+    two: MirroredStrategy, tmp_path: Path
+) -> None:
+    accumulator, alone = GradientAccumulator(every=2), GradientAccumulator(every=2)
+
+    def micro_step() -> Any:
+        return accumulator.step([np.ones(2)])
+
+    two.run(micro_step)
+    between = Checkpoint(accumulator=accumulator).save(tmp_path / "between")
+    two.run(micro_step)
+    after = Checkpoint(accumulator=accumulator).save(tmp_path / "after")
+
+    Checkpoint(accumulator=alone).restore(between)
+    with pytest.raises(ValueError, match=r"restored sums of 2 replicas .* there are 1"):
+        alone.step([np.ones(2)])
+    Checkpoint(accumulator=alone).restore(after)
+    assert alone.step([np.ones(2)]) is None
+    with pytest.raises(ValueError, match="every=2; need every=3"):
+        Checkpoint(accumulator=GradientAccumulator(every=3)).restore(after)
