@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import final
+from typing import SupportsFloat, SupportsIndex, final
 
 from collectives.reduce_op import parse_member
 
@@ -40,11 +41,11 @@ class CommunicationOptions:
     implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
 
     def __post_init__(self) -> None:
-        if self.bytes_per_pack < 0:
-            raise ValueError(f"bytes_per_pack: got {self.bytes_per_pack}; need bytes >= 0, 0 to choose")
-        if self.timeout_seconds is not None and not 0 < self.timeout_seconds <= threading.TIMEOUT_MAX:
+        if not _is_size(self.bytes_per_pack):
+            raise ValueError(f"bytes_per_pack: got {self.bytes_per_pack!r}; need bytes >= 0, 0 to choose")
+        if self.timeout_seconds is not None and not _is_time(self.timeout_seconds):
             raise ValueError(
-                f"timeout_seconds: got {self.timeout_seconds}; need seconds above 0, at most "
+                f"timeout_seconds: got {self.timeout_seconds!r}; need seconds above 0, at most "
                 f"{threading.TIMEOUT_MAX:.0f}, or None"
             )
         member = parse_member(CommunicationImplementation, self.implementation, "implementation")
@@ -125,3 +126,11 @@ CrossDeviceOps = ReductionToOneDevice | HierarchicalCopyAllReduce | NcclAllReduc
 def _require_packs(num_packs: int, where: str) -> None:
     if num_packs < 0:
         raise ValueError(f"{where}: got num_packs={num_packs}; need 0 or more")
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, SupportsIndex) and operator.index(value) >= 0
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, SupportsFloat) and 0 < float(value) <= threading.TIMEOUT_MAX

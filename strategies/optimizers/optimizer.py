@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, TypedDict, final
+from typing import Any, SupportsFloat, TypedDict, final
 
 from collectives.arrays import Array
 from collectives.flight_recorder import Mark, clock
@@ -117,9 +118,9 @@ class Optimizer:
 
     @learning_rate.setter
     def learning_rate(self, learning_rate: LearningRate) -> None:
-        if not callable(learning_rate) and not learning_rate >= 0:
+        if not callable(learning_rate) and not _is_rate(learning_rate):
             raise ValueError(
-                f"{self.name}: got learning_rate={learning_rate}; need a number >= 0, or a function"
+                f"{self.name}: got learning_rate={learning_rate!r}; need a finite number >= 0, or a function"
             )
         self._learning_rate = learning_rate
 
@@ -556,3 +557,7 @@ def _parts_with_rows(variable: Variable) -> list[Variable]:
     if not isinstance(variable, ShardedVariable):
         return [variable]
     return [shard for shard in variable.shards if len(shard)]
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, SupportsFloat) and 0 <= float(value) < math.inf

@@ -37,9 +37,15 @@ def test_a_timeout_is_a_time_that_the_system_can_wait(timeout: float) -> None:
         CommunicationOptions(timeout_seconds=timeout)
 
 
-def test_a_negative_size_is_refused() -> None:
-    with pytest.raises(ValueError, match="bytes_per_pack: got -1; need bytes >= 0, 0 to choose"):
-        CommunicationOptions(bytes_per_pack=-1)
+def test_a_time_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="timeout_seconds: got '3'; need seconds above 0"):
+        CommunicationOptions(timeout_seconds="3")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [-1, 0.5, "1MB", None])
+def test_a_size_that_is_none_is_refused(size: Any) -> None:
+    with pytest.raises(ValueError, match=f"bytes_per_pack: got {size!r}; need bytes >= 0, 0 to choose"):
+        CommunicationOptions(bytes_per_pack=size)
 
 
 @pytest.mark.parametrize("name", ["NCCL", "nccl", CommunicationImplementation.NCCL])
