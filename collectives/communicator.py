@@ -186,9 +186,10 @@ class Communicator(ABC):
             ``out``, or a new array.
 
         Raises:
+            TypeError: an array of objects.
             ValueError: ``root`` is no rank; ``out`` does not fit.
         """
-        given, array = array, as_array(array, "broadcast")
+        given, array = array, _movable(array, "broadcast")
         self._require_rank(root, "broadcast: root")
         if out is None:
             return given_back(self._broadcast(array, root, None), given, like)
@@ -211,9 +212,10 @@ class Communicator(ABC):
             ``out``, or a new array.
 
         Raises:
+            TypeError: an array of objects.
             ValueError: a scalar, or no such axis; ``out`` does not fit.
         """
-        given, array = array, as_array(array, "all_gather")
+        given, array = array, _movable(array, "all_gather")
         axis = require_axis(array, axis, "all_gather")
         if out is None:
             return given_back(self._all_gather(array, axis, None), given, like)
@@ -232,9 +234,10 @@ class Communicator(ABC):
             ``out``, or a new array of the shape of ``array``.
 
         Raises:
+            TypeError: an array of objects.
             ValueError: the first axis does not split evenly over the ranks; ``out`` does not fit.
         """
-        given, array = array, as_array(array, "all_to_all")
+        given, array = array, _movable(array, "all_to_all")
         self._require_blocks(array, "all_to_all")
         if out is None:
             return given_back(self._all_to_all(array, None), given, like)
@@ -249,15 +252,16 @@ class Communicator(ABC):
         """Send an array to one rank. Afterwards the array may be changed.
 
         Args:
-            array: any shape and dtype.
+            array: any shape, and any dtype but objects.
             peer: the rank that calls `recv`.
             tag: tells messages to one peer apart; those of one tag come in order.
 
         Raises:
+            TypeError: an array of objects.
             ValueError: ``peer`` is no other rank.
         """
         self._require_peer(peer, "send")
-        self._send(as_array(array, "send"), peer, tag)
+        self._send(_movable(array, "send"), peer, tag)
 
     def recv(self, peer: int, tag: int = 0, *, out: Array | None = None, like: Any = None) -> Array:
         """The next array that ``peer`` sends with this tag.
@@ -386,6 +390,17 @@ def _require_reduced(out: Array, array: Array, op: ReduceOp) -> None:
         _require_out(out, array.shape, op, array.dtype, "all_reduce")
     elif not out.flags.writeable:
         raise ValueError("all_reduce: out is read-only; need an array to write into")
+
+
+def _movable(array: Any, where: str) -> Array:
+    # Between processes an object could only be pickled, and between threads it would be one object in two replicas.
+    moved: Array = as_array(array, where)
+    if moved.dtype.hasobject:
+        raise TypeError(
+            f"{where}: got an array of dtype {moved.dtype}; need numbers, text of fixed length or records of them — "
+            "all_gather_object takes objects"
+        )
+    return moved
 
 
 def _require_out(out: Array, shape: tuple[int, ...], op: ReduceOp, dtype: np.dtype[Any], where: str) -> None:

@@ -558,3 +558,41 @@ def test_complex_numbers_have_no_maximum(on_every_rank: OnEveryRank, op: ReduceO
     on_every_rank(
         lambda end: refuses(end, TypeError, words, lambda: end.all_reduce(np.ones(2, np.complex64), op))
     )
+
+
+@pytest.mark.parametrize("call", ["broadcast", "all_gather", "all_to_all", "send"])
+@pytest.mark.parametrize("of", ["objects", "strings of any length"])
+def test_copies_of_objects_are_refused_and_nobody_waits(
+    on_every_rank: OnEveryRank, call: str, of: str
+) -> None:
+    def work(communicator: Communicator) -> None:
+        values = ["a"] * communicator.world_size
+        array = np.array(values, object if of == "objects" else np.dtypes.StringDType())
+        arguments = [(communicator.rank + 1) % communicator.world_size] if call == "send" else []
+        if call == "send" and communicator.world_size == 1:
+            return  # there is nobody to send to
+        refuses(
+            communicator,
+            TypeError,
+            f"{call}: got an array of dtype",
+            lambda: getattr(communicator, call)(array, *arguments),
+        )
+
+    on_every_rank(work)
+
+
+def test_copies_take_dates_text_and_records(on_every_rank: OnEveryRank) -> None:
+    arrays = [
+        np.array(["2026-11-30", "NaT"], "datetime64[D]"),
+        np.array(["loss", "accuracy"]),
+        np.array([(1, 2.5), (3, 4.5)], [("step", "i4"), ("loss", "f8")]),
+    ]
+
+    def work(communicator: Communicator) -> None:
+        for array in arrays:
+            np.testing.assert_array_equal(communicator.broadcast(array), array)
+            np.testing.assert_array_equal(
+                communicator.all_gather(array), np.concatenate([array] * communicator.world_size)
+            )
+
+    on_every_rank(work)
