@@ -158,7 +158,8 @@ class Strategy(ABC):
         Python code takes turns, as always; the replicas overlap wherever NumPy or CuPy releases the interpreter, which is
         in all but small operations. Steps so short that switching threads would take longer run all replicas in the
         caller's thread, taking turns where they meet: in a step, wait for other replicas only through the replica
-        context, never on a lock or a queue.
+        context, never on a lock or a queue; and what is kept by thread, as in `threading.local`, is then common to
+        the replicas, and may have changed after a collective.
 
         Args:
             fn: the step. In it, `get_replica_context` tells which replica it is.
