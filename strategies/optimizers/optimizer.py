@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any, SupportsFloat, TypedDict, final
 
 from collectives.arrays import Array
 from collectives.flight_recorder import Mark, clock
 from collectives.fork_safe_lock import ForkSafeLock
-from collectives.indexed_slices import IndexedSlices
 from collectives.reduce_op import ReduceOp, parse_member
-from collectives.rendezvous import Call
 from strategies.optimizers.clipping import Clipping
 from strategies.optimizers.contribution import Contribution
 from strategies.optimizers.gradient_memory import GradientMemory, place_of
 from strategies.optimizers.no_sync import require_sync
 from strategies.optimizers.plan import LossScale, Plan, Settings, Update
-from strategies.optimizers.sparse_rows import SparseRows, Table, reduced_slices
+from strategies.optimizers.sparse_rows import reduced_slices
 from strategies.optimizers.update_rule import UpdateRule
+from strategies.optimizers.variable_group import VariableGroup, parts_of
 from variables.local_variable import LocalVariable
 from variables.replica_context import ReplicaContext, ReplicaContextError, current
-from variables.sharded_variable import ShardedVariable
 from variables.variable import Variable
 
 LearningRate = float | Callable[[int], float]
@@ -105,7 +102,7 @@ class Optimizer:
         self._memory = GradientMemory(rule.slots)
         self._undecayed: set[int] = set()
         self._known: dict[int, Variable] = {}
-        self._groups: dict[tuple[int, ...], _Group] = {}
+        self._groups: dict[tuple[int, ...], VariableGroup] = {}
         self._mutex = ForkSafeLock()
 
     iterations: int
@@ -144,7 +141,7 @@ class Optimizer:
         """
         with self._mutex:
             for variable in variables:
-                for part in _parts(variable):
+                for part in parts_of(variable):
                     self._known[id(part)] = part
 
     def exclude_from_weight_decay(self, variables: Iterable[Variable]) -> None:
@@ -158,7 +155,7 @@ class Optimizer:
                 f"{self.name}.exclude_from_weight_decay: called after updates; call it before the first"
             )
         for variable in variables:
-            self._undecayed.update(map(id, _parts(variable)))
+            self._undecayed.update(map(id, parts_of(variable)))
             self.build([variable])
 
     def gradient(self, variable: Variable) -> Array:
@@ -256,7 +253,7 @@ class Optimizer:
 
     def _apply(
         self,
-        group: _Group,
+        group: VariableGroup,
         gradients: Sequence[Any],
         replica: ReplicaContext | None,
         loss_scale: LossScale | None,
@@ -279,7 +276,7 @@ class Optimizer:
         plan, is_made = replica.rendezvous.meet(number, group.call, contribution, conclude)
         return self._share(plan, replica, group) if plan.is_shared else is_made
 
-    def _share(self, plan: Plan, replica: ReplicaContext, group: _Group) -> bool:
+    def _share(self, plan: Plan, replica: ReplicaContext, group: VariableGroup) -> bool:
         """Take part in an update that all replicas' threads make together."""
         meet, number = replica.rendezvous.meet, replica.local_replica_id
         try:
@@ -313,7 +310,7 @@ class Optimizer:
         return True
 
     def _begin(
-        self, group: _Group, contributions: Sequence[Contribution], loss_scale: LossScale | None
+        self, group: VariableGroup, contributions: Sequence[Contribution], loss_scale: LossScale | None
     ) -> Plan:
         first = contributions[0]
         if any(c.missing or c.sparse != first.sparse for c in contributions):
@@ -334,7 +331,7 @@ class Optimizer:
         plan.begin(update)
         return plan
 
-    def _reconcile(self, group: _Group, contributions: Sequence[Contribution]) -> Plan:
+    def _reconcile(self, group: VariableGroup, contributions: Sequence[Contribution]) -> Plan:
         """Where replicas have gradients of different kinds, or none: agree on what is updated, and how."""
         everywhere = set.intersection(*(set(c.missing) for c in contributions))
         somewhere = set.union(*(set(c.missing) for c in contributions)) - everywhere
@@ -353,14 +350,14 @@ class Optimizer:
 
     def _new_group(
         self, key: tuple[int, ...], variables: tuple[Variable, ...], replica: ReplicaContext | None
-    ) -> _Group:
+    ) -> VariableGroup:
         """What is to be known about these variables, once it is certain that they may be updated here."""
         self._require_replica(variables, "apply_gradients")
         with self._mutex:
             if key in self._groups:
                 return self._groups[key]
             where = f"{self.name}.apply_gradients"
-            parts = [part for variable in variables for part in _parts(variable)]
+            parts = [part for variable in variables for part in parts_of(variable)]
             ids = list(map(id, parts))
             if len(set(ids)) < len(ids):
                 twice = next(part.name for part in parts if ids.count(id(part)) > 1)
@@ -375,7 +372,7 @@ class Optimizer:
                     )
             num_replicas = 1 if replica is None else replica.rendezvous.size
             strategy = None if replica is None else replica.strategy
-            group = _Group(
+            group = VariableGroup(
                 self._settings, self._memory, variables, num_replicas, where, self._undecayed, strategy
             )
             self._groups[key] = group
@@ -399,164 +396,12 @@ class Optimizer:
                     )
             return context
         for variable in variables:
-            if not all(isinstance(part, LocalVariable) for part in _parts(variable)):
+            if not all(isinstance(part, LocalVariable) for part in parts_of(variable)):
                 raise ReplicaContextError(
                     f"{self.name}.{method}: called across the replicas of {variable.owner!r}; it needs replica context — "
                     "call it in the function passed to strategy.run"
                 )
         return None
-
-
-@final
-class _Group:
-    """One tuple of variables that are updated together, and the plans for it.
-
-    Attributes:
-        variables: in the caller's order, each shard that has rows by itself. "Positions" count these.
-        has_shards: whether some are shards, so that gradients are to be spread over them first.
-
-    Args:
-        settings: of the optimizer.
-        memory: for gradients and slots.
-        variables: in the caller's order.
-        num_replicas: that have gradients.
-        where: the method's name, for error messages.
-        undecayed: ids of the variables without weight decay.
-        strategy: whose replicas; kept so that its id stays its own.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        memory: GradientMemory,
-        variables: tuple[Variable, ...],
-        num_replicas: int,
-        where: str,
-        undecayed: set[int],
-        strategy: object,
-    ) -> None:
-        parts = [(part, whole) for whole, v in enumerate(variables) for part in _parts_with_rows(v)]
-        self.variables = tuple(part for part, _ in parts)
-        self._wholes = [whole for _, whole in parts]
-        self._given = variables
-        self.has_shards = any(isinstance(variable, ShardedVariable) for variable in variables)
-        self.num_replicas = num_replicas
-        self.where = where
-        self._settings = settings
-        self._memory = memory
-        self._undecayed = undecayed
-        self._strategy = strategy
-        self._plans: dict[tuple[tuple[int, ...], frozenset[int]], Plan] = {}
-        self._warned: set[int] = set()
-        self._mutex = ForkSafeLock()
-        first, *others = [variable.name for variable in variables]
-        title = f"of {first}" + (f" and {len(others)} more" if others else "")
-        # Replicas meet only over the same variables; their ids stand for them.
-        key = hash(tuple(map(id, variables)))
-        self.call = Call("apply_gradients", (title, _Hidden(key)))
-        self.between = Call("the middle of apply_gradients", (title, _Hidden(key)))
-        self.end = Call("the end of apply_gradients", (title, _Hidden(key)))
-
-    def plan(self, sparse: tuple[int, ...], left_out: frozenset[int] = frozenset()) -> Plan:
-        """How they are updated where the gradients at some positions are sparse, and some variables are left out."""
-        key = (sparse, left_out)
-        plan = self._plans.get(key)
-        if plan is not None:
-            return plan
-        with self._mutex:
-            plan = self._plans.get(key)
-            if plan is None:
-                plan = self._plans[key] = self._make_plan(sparse, left_out)
-            return plan
-
-    def spread(self, gradients: Sequence[Any]) -> list[Any]:
-        """A gradient for each position, from one for each variable in the caller's order."""
-        spread: list[Any] = []
-        for gradient, variable in zip(gradients, self._given, strict=True):
-            if not isinstance(variable, ShardedVariable):
-                spread.append(gradient)
-            elif gradient is None:
-                spread += [None for _ in _parts_with_rows(variable)]
-            else:
-                # Merged once, rows ascend, and the parts of shards are views.
-                whole = gradient.merged() if isinstance(gradient, IndexedSlices) else gradient
-                pairs = zip(variable.split(whole), variable.shards, strict=True)
-                spread += [part for part, shard in pairs if len(shard)]
-        return spread
-
-    def warn_of_missing(self, positions: Iterable[int]) -> None:
-        """Say once for each variable that it had no gradient on some replicas."""
-        new = [position for position in sorted(positions) if position not in self._warned]
-        if new:
-            self._warned.update(new)
-            names = ", ".join(self.variables[position].name for position in new)
-            warnings.warn(
-                f"{self.where}: {names} had no gradient on some replicas; they count as zero there",
-                stacklevel=4,
-            )
-
-    def _make_plan(self, sparse: tuple[int, ...], left_out: frozenset[int]) -> Plan:
-        settings = self._settings
-        dense = [i for i in range(len(self.variables)) if i not in sparse and i not in left_out]
-        chosen = [self.variables[i] for i in dense]
-        some_undecayed = bool(settings.weight_decay) and any(id(v) in self._undecayed for v in chosen)
-        apart = settings.tells_variables_apart or some_undecayed
-        segments = [
-            segment.at(dense) for segment in self._memory.segments(chosen, self.num_replicas, whole=apart)
-        ]
-        decays = [
-            not some_undecayed or id(self.variables[s.order[0]]) not in self._undecayed for s in segments
-        ]
-        wholes = [self._wholes[segment.order[0]] for segment in segments]
-        positions: dict[int, list[int]] = {}
-        for position in sparse:
-            positions.setdefault(self._wholes[position], []).append(position)
-        rows = {tuple(own): self._rows([self.variables[p] for p in own]) for own in positions.values()}
-        return Plan(settings, segments, decays, wholes, rows, self.num_replicas)
-
-    def _rows(self, shards: Sequence[Variable]) -> SparseRows:
-        tables = []
-        for shard in shards:
-            state, place = self._memory.state_of(shard, self.num_replicas), place_of(shard)
-            slots: Mapping[str, Array] = state.slots
-            tables.append(
-                Table(
-                    [place.view(copy) for copy in state.block.copies],
-                    {name: place.view(slot) for name, slot in slots.items()},
-                )
-            )
-        # An optimizer knows the shards of a variable only together, so all of them are decayed, or none.
-        is_undecayed = id(shards[0]) in self._undecayed
-        return SparseRows(tables, 0.0 if is_undecayed else self._settings.weight_decay)
-
-
-@final
-class _Hidden:
-    """A value that takes part in comparisons but is not shown in messages."""
-
-    def __init__(self, value: int) -> None:
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Hidden) and other._value == self._value
-
-    def __hash__(self) -> int:
-        return self._value
-
-    def __str__(self) -> str:
-        return ""
-
-
-def _parts(variable: Variable) -> tuple[Variable, ...]:
-    """Its shards, or the variable itself."""
-    return variable.shards if isinstance(variable, ShardedVariable) else (variable,)
-
-
-def _parts_with_rows(variable: Variable) -> list[Variable]:
-    """Of a sharded variable those shards that there is something to update in."""
-    if not isinstance(variable, ShardedVariable):
-        return [variable]
-    return [shard for shard in variable.shards if len(shard)]
 
 
 def _is_rate(value: object) -> bool:
