@@ -416,7 +416,7 @@ def test_apply_gradients_across_replicas_says_where_to_call_it(mirrored: Any) ->
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: SGD(-1.0), "learning_rate=-1.0; need a number >= 0"),
+        (lambda: SGD(-1.0), "learning_rate=-1.0; need a finite number >= 0"),
         (lambda: SGD(0.1, momentum=1.5), "momentum=1.5; need a number from 0 to 1"),
         (lambda: SGD(0.1, nesterov=True), "need momentum above 0"),
         (lambda: Adam(0.1, beta_1=1.0), "beta_1=1.0"),
