@@ -143,6 +143,7 @@ class ReplicaThreads:
             _note(error, f"in replica {replica} of {self._size} ({self._devices[replica]})")
             self._rendezvous.abort(error)
             if isinstance(error, CollectiveTimeoutError):
+                self._report_caller(error)
                 self._interrupt(error.missing)
         finally:
             current.reset(token)
@@ -175,7 +176,8 @@ class ReplicaThreads:
             if self._desk.take(replica) is not None:  # nobody has begun it, and nobody shall
                 self._rendezvous.end(replica)
         if isinstance(failure, CollectiveTimeoutError):
-            _note(failure, self._whereabouts())
+            if not self._all_end_within(0):
+                _note(failure, self._whereabouts())
         elif self._all_end_within(_GRACE):
             self.is_broken = False
             return
@@ -186,6 +188,14 @@ class ReplicaThreads:
         self._desk.close()  # its thread ends when its call returns; the strategy makes new ones
         if any(thread_id is not None for thread_id in self._thread_ids):
             _log.error("run: gave up waiting for replicas that do not end; %s", self._whereabouts())
+
+    def _report_caller(self, failure: CollectiveTimeoutError) -> None:
+        """Say at once where replica 0 is stuck: its thread is the caller's, so `run` can't raise before its call ends."""
+        if 0 not in failure.missing or self._thread_ids[0] in (None, _thread.get_ident()):
+            return
+        where = self._whereabouts()
+        _note(self._rendezvous.failure or failure, where)
+        _log.error("run: %s; %s; it raises when replica 0's call ends", failure, where)
 
     def _all_end_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -236,10 +246,13 @@ class ReplicaThreads:
             failure = next((error for error in errors if type(error) is type(failure)), failure)
             for note in notes:
                 _note(failure, note)
+        interrupt = _ctrl_c(errors[0]) if isinstance(failure, CollectiveTimeoutError) else None
         try:
+            if interrupt is not None:
+                raise interrupt from failure  # or a program that tries again after a timeout could not be stopped
             raise failure
         finally:
-            del failure, errors  # the traceback holds this frame
+            del failure, errors, interrupt  # the traceback holds this frame
 
     # ----------------------------------------------------------------- threads
 
@@ -328,6 +341,13 @@ def _work(desk: _Desk, replica: int) -> None:
         context, execute = job
         context.run(execute, replica)
         del job, context, execute  # they hold the strategy, which may be dropped meanwhile
+
+
+def _ctrl_c(error: BaseException | None) -> KeyboardInterrupt | None:
+    """What the user pressed, also where our own interrupt, and what that broke, came right on top of it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error
 
 
 def _is_silent(failure: BaseException) -> bool:

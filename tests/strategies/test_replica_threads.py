@@ -22,6 +22,7 @@ import pytest
 from strategies import (
     CollectiveError,
     CollectiveMismatchError,
+    CollectiveTimeoutError,
     CommunicationOptions,
     MirroredStrategy,
     OneDeviceStrategy,
@@ -517,3 +518,57 @@ def test_collective_errors_are_one_class(switching_often: None) -> None:
             with pytest.raises(CollectiveError):
                 strategy.run(lambda: replica().all_reduce("SUM", np.ones(1 + replica_id())))
         assert total(strategy) == {3.0}
+
+
+def test_a_caller_stuck_in_the_operating_system_is_told_of_at_the_timeout(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told_after: list[float] = []
+
+    def step() -> None:
+        if replica_id() == 0:
+            begin = time.monotonic()
+            while not caplog.records and time.monotonic() - begin < 20:
+                time.sleep(0.05)
+            told_after.append(time.monotonic() - begin)
+            time.sleep(0.2)  # an interrupt cannot reach it here
+        replica().all_reduce("SUM", np.ones(3))
+
+    options = CommunicationOptions(timeout_seconds=0.5)
+    with MirroredStrategy(["cpu:0", "cpu:1"], communication_options=options) as strategy:
+        with pytest.raises(CollectiveTimeoutError, match="missing: replica 0") as caught:
+            strategy.run(step)
+        assert total(strategy) == {3.0}
+    assert "replica 0 is at" in caplog.text
+    assert "in step" in caplog.text
+    assert any("replica 0 is at" in note and "in step" in note for note in caught.value.__notes__)
+    assert not told_after or told_after[0] < 10
+
+
+def test_ctrl_c_stays_ctrl_c_after_a_timeout() -> None:
+    program = """
+import os, signal, threading
+import numpy as np
+from strategies import CommunicationOptions, MirroredStrategy, get_replica_context
+
+options = CommunicationOptions(timeout_seconds=0.5)
+strategy = MirroredStrategy(["cpu:0", "cpu:1"], communication_options=options)
+
+def step():
+    if get_replica_context().replica_id_in_sync_group == 0:
+        threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        threading.Event().wait(30)
+    get_replica_context().all_reduce("SUM", np.ones(3))
+
+try:
+    strategy.run(step)
+except KeyboardInterrupt as interrupt:
+    print("stopped by Ctrl-C after", type(interrupt.__cause__).__name__)
+sums = strategy.run(lambda: get_replica_context().all_reduce("SUM", 1.0))
+print([float(part) for part in strategy.local_results(sums)])
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=25, check=True
+    )
+    assert ended.stdout.splitlines() == ["stopped by Ctrl-C after CollectiveTimeoutError", "[2.0, 2.0]"]
+    assert "replica 0 is at" in ended.stderr
