@@ -98,7 +98,11 @@ class Strategy(ABC):
             wraps_single: whether the values of a single replica come as PerReplica too, where they are made here.
         """
         self._devices = tuple(devices)
-        options = communication_options or CommunicationOptions()
+        options = CommunicationOptions() if communication_options is None else communication_options
+        if not isinstance(options, CommunicationOptions):
+            raise TypeError(
+                f"{type(self).__name__}: got communication_options={options!r}; need CommunicationOptions(...)"
+            )
         self._wraps_single = wraps_single
         require_available(self._devices, options, cross_device_ops, type(self).__name__)
         self._num_names = 0
@@ -177,6 +181,7 @@ class Strategy(ABC):
                 they wait for, and the strategy stays usable.
             CollectiveError: the replicas' calls don't fit together, or one did not come in time.
             ReplicaContextError: inside a step, or in the scope of another strategy.
+            TypeError: fn that is no function, kwargs that are no mapping.
             ValueError: args that are no sequence; results that differ in structure.
             RuntimeError: after `close`.
         """
@@ -185,6 +190,10 @@ class Strategy(ABC):
             raise ValueError(
                 f"run: got args={args!r}; need a tuple or list — for one argument write args=(x,)"
             )
+        if not callable(fn):
+            raise TypeError(f"run: got fn={fn!r}; need a function, called in every replica")
+        if kwargs is not None and type(kwargs) is not dict and not isinstance(kwargs, Mapping):
+            raise TypeError(f"run: got kwargs={kwargs!r}; need a dict of arguments by name")
         context = self._require_across("run")
         return self._steps.run(0 if context is None else context.depth, fn, args, kwargs or {})
 

@@ -493,3 +493,29 @@ def test_closing_during_a_step_hangs_nobody() -> None:
     assert len(outcome) == 1
     with pytest.raises(RuntimeError, match="called after close"):
         strategy.run(lambda: 1)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda s: s.run(None), "run: got fn=None; need a function"),
+        (lambda s: s.run("step"), "run: got fn='step'; need a function"),
+        (lambda s: s.run(lambda: 1, kwargs=[1]), r"run: got kwargs=\[1\]; need a dict"),
+        (lambda s: s.run(lambda: 1, (), (2,)), r"run: got kwargs=\(2,\); need a dict"),
+    ],
+)
+def test_a_step_or_kwargs_of_another_kind_are_refused(
+    count: int, call: Callable[[MirroredStrategy], Any], words: str
+) -> None:
+    with MirroredStrategy(cpus(count)) as strategy:
+        with pytest.raises(TypeError, match=words):
+            call(strategy)
+        sums = strategy.run(lambda: replica().all_reduce("SUM", 1.0))
+        assert [float(part) for part in strategy.local_results(sums)] == [count] * count
+
+
+@pytest.mark.parametrize("options", [5, {}, "timeout"])
+def test_options_that_are_none_are_refused(options: Any) -> None:
+    with pytest.raises(TypeError, match=r"MirroredStrategy: got communication_options=.*; need Commun"):
+        MirroredStrategy(cpus(2), communication_options=options)
