@@ -15,7 +15,7 @@ from strategies.checkpoints.file_writing import write_file
 from strategies.checkpoints.object_tree import Group, ObjectTree
 from strategies.checkpoints.pending_save import PendingSave, Snapshot
 from strategies.checkpoints.restoration import Restoration
-from strategies.checkpoints.restore_status import RestoreStatus
+from strategies.checkpoints.restore_status import NothingRestored, RestoreStatus
 from strategies.checkpoints.states import decode, encode
 from variables.replica_context import ReplicaContext, ReplicaContextError, current
 
@@ -134,14 +134,15 @@ class Checkpoint(Group):
         """
         self._state.settle()
 
-    def restore(self, path: str | os.PathLike[str]) -> RestoreStatus:
+    def restore(self, path: str | os.PathLike[str] | None) -> RestoreStatus:
         """Give the objects the values that a file has for them.
 
         All values are checked before the first object changes. Values that no object has a name for are kept for those
         that are attached later, as attributes; slots of optimizers are made for them.
 
         Args:
-            path: that `save` returned.
+            path: that `save` returned. None, which a manager's ``latest_checkpoint`` is at the first start, changes
+                nothing.
 
         Returns:
             What was left over; it warns of that, unless told not to.
@@ -155,13 +156,16 @@ class Checkpoint(Group):
         """
         return self._restore(path, is_partial=False)
 
-    def read(self, path: str | os.PathLike[str]) -> RestoreStatus:
+    def read(self, path: str | os.PathLike[str] | None) -> RestoreStatus:
         """As `restore`, without a warning of what is left over."""
         return self._restore(path, is_partial=True)
 
-    def _restore(self, path: str | os.PathLike[str], *, is_partial: bool) -> RestoreStatus:
+    def _restore(self, path: str | os.PathLike[str] | None, *, is_partial: bool) -> RestoreStatus:
         _require_across("restore")
         self._state.settle()
+        if path is None:
+            tree = ObjectTree.of(self._objects)
+            return RestoreStatus(NothingRestored(sorted({*tree.arrays, *tree.states})), is_partial=True)
         restoration = Restoration(Path(path))
         tree = ObjectTree.of(self._objects)
         restoration.apply(tree)

@@ -5,12 +5,39 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import final
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, final
 
 from strategies.checkpoints.errors import PartialRestoreWarning
-from strategies.checkpoints.restoration import Restoration
 
 _MOST_NAMES = 20
+
+
+class Outcome(Protocol):
+    """What came of a restore, by names; it may still change."""
+
+    @property
+    def path(self) -> Path | None:
+        """Of the checkpoint, if there was one."""
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of objects that the checkpoint had no value for."""
+
+    @property
+    def unused(self) -> list[str]:
+        """Names of values that no object has taken."""
+
+
+@final
+@dataclass(frozen=True)
+class NothingRestored:
+    """There was no checkpoint: all objects keep their values."""
+
+    missing: list[str]
+    unused: list[str] = field(default_factory=list)
+    path: None = None
 
 
 @final
@@ -21,23 +48,23 @@ class RestoreStatus:
     `PartialRestoreWarning` names it when this object goes away.
 
     Args:
-        restoration: that this is about.
+        outcome: that this is about.
         is_partial: whether a partial one is expected.
     """
 
-    def __init__(self, restoration: Restoration, *, is_partial: bool) -> None:
-        self._restoration = restoration
+    def __init__(self, outcome: Outcome, *, is_partial: bool) -> None:
+        self._outcome = outcome
         self._is_settled = is_partial
 
     @property
     def missing(self) -> list[str]:
         """Names of objects that the checkpoint had no value for; they keep theirs."""
-        return self._restoration.missing
+        return self._outcome.missing
 
     @property
     def unused(self) -> list[str]:
         """Names of values in the checkpoint that no object has taken; they are kept for objects attached later."""
-        return self._restoration.unused
+        return self._outcome.unused
 
     def assert_consumed(self) -> RestoreStatus:
         """Check that every value has been taken, and every object has been given one.
@@ -59,7 +86,7 @@ class RestoreStatus:
         self._is_settled = True
         if self.missing:
             raise AssertionError(
-                f"assert_existing_objects_matched: {self._restoration.path} has no value for {_listed(self.missing)}"
+                f"assert_existing_objects_matched: {self._source()} has no value for {_listed(self.missing)}"
             )
         return self
 
@@ -74,7 +101,10 @@ class RestoreStatus:
             parts.append(f"no value for {_listed(self.missing)}")
         if self.unused:
             parts.append(f"nothing here takes {_listed(self.unused)}")
-        return f"{self._restoration.path}: {'; '.join(parts) or 'all restored'}"
+        return f"{self._source()}: {'; '.join(parts) or 'all restored'}"
+
+    def _source(self) -> str:
+        return "restore(None)" if self._outcome.path is None else str(self._outcome.path)
 
     def __repr__(self) -> str:
         return f"RestoreStatus({self._told()})"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -147,3 +149,18 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
 def test_wrong_arguments_are_named(arguments: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         xpd.CheckpointManager(xpd.Checkpoint(v=1), tmp_path, **arguments)  # type: ignore[arg-type]
+
+
+def test_restoring_the_latest_of_none_changes_nothing_and_warns_of_nothing(tmp_path: Path) -> None:
+    checkpoint = xpd.Checkpoint(weights=np.ones(2), step=3)
+    manager = xpd.CheckpointManager(checkpoint, tmp_path / "runs")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        status = checkpoint.restore(manager.latest_checkpoint)
+        assert checkpoint.read(None).missing == ["step", "weights"]
+        del status
+        gc.collect()
+    np.testing.assert_array_equal(checkpoint.weights, [1, 1])
+    assert checkpoint.step == 3
+    with pytest.raises(AssertionError, match=r"restore\(None\): no value for step, weights"):
+        checkpoint.restore(None).assert_consumed()
