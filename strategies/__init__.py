@@ -15,92 +15,92 @@ for _name in ("collectives", "variables"):
         raise ImportError(f"{_file} hides our package {_name!r}: rename it, or run python -P")
 
 # All public names, also those of the packages below, so that one import will do.
-from collectives import Array as Array  # noqa: E402
-from collectives import Buckets as Buckets  # noqa: E402
-from collectives import CheckedCommunicator as CheckedCommunicator  # noqa: E402
-from collectives import CollectiveAbortedError as CollectiveAbortedError  # noqa: E402
-from collectives import CollectiveError as CollectiveError  # noqa: E402
-from collectives import CollectiveMismatchError as CollectiveMismatchError  # noqa: E402
-from collectives import CollectiveTimeoutError as CollectiveTimeoutError  # noqa: E402
-from collectives import CommunicationImplementation as CommunicationImplementation  # noqa: E402
-from collectives import CommunicationOptions as CommunicationOptions  # noqa: E402
-from collectives import Communicator as Communicator  # noqa: E402
-from collectives import Device as Device  # noqa: E402
-from collectives import FlightRecorder as FlightRecorder  # noqa: E402
-from collectives import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce  # noqa: E402
-from collectives import IndexedSlices as IndexedSlices  # noqa: E402
-from collectives import InProcessCommunicator as InProcessCommunicator  # noqa: E402
-from collectives import NcclAllReduce as NcclAllReduce  # noqa: E402
-from collectives import ReduceOp as ReduceOp  # noqa: E402
-from collectives import ReductionToOneDevice as ReductionToOneDevice  # noqa: E402
-from collectives import TracedCommunicator as TracedCommunicator  # noqa: E402
-from collectives import asarray as asarray  # noqa: E402
-from collectives import group_by_size as group_by_size  # noqa: E402
-from collectives import to_dense as to_dense  # noqa: E402
-from strategies.central_storage_strategy import CentralStorageStrategy as CentralStorageStrategy  # noqa: E402
-from strategies.current_strategy import all_gather as all_gather  # noqa: E402
-from strategies.current_strategy import all_reduce as all_reduce  # noqa: E402
-from strategies.current_strategy import get_replica_context as get_replica_context  # noqa: E402
-from strategies.current_strategy import get_strategy as get_strategy  # noqa: E402
-from strategies.current_strategy import has_strategy as has_strategy  # noqa: E402
-from strategies.current_strategy import in_cross_replica_context as in_cross_replica_context  # noqa: E402
-from strategies.current_strategy import merge_call as merge_call  # noqa: E402
-from strategies.datasets import INFINITE_CARDINALITY as INFINITE_CARDINALITY  # noqa: E402
-from strategies.datasets import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY  # noqa: E402
-from strategies.datasets import AutoShardPolicy as AutoShardPolicy  # noqa: E402
-from strategies.datasets import Dataset as Dataset  # noqa: E402
-from strategies.datasets import DatasetIterator as DatasetIterator  # noqa: E402
-from strategies.datasets import DistributedDataset as DistributedDataset  # noqa: E402
-from strategies.datasets import DistributedDatasetFromFunction as DistributedDatasetFromFunction  # noqa: E402
-from strategies.datasets import InputContext as InputContext  # noqa: E402
-from strategies.datasets import InputOptions as InputOptions  # noqa: E402
-from strategies.datasets import InputReplicationMode as InputReplicationMode  # noqa: E402
-from strategies.datasets import OutOfRangeError as OutOfRangeError  # noqa: E402
-from strategies.datasets import from_arrays as from_arrays  # noqa: E402
-from strategies.datasets import from_generator as from_generator  # noqa: E402
-from strategies.datasets import split_sizes as split_sizes  # noqa: E402
-from strategies.losses import compute_average_loss as compute_average_loss  # noqa: E402
-from strategies.losses import scale_regularization_loss as scale_regularization_loss  # noqa: E402
-from strategies.mirrored_strategy import MirroredStrategy as MirroredStrategy  # noqa: E402
-from strategies.one_device_strategy import OneDeviceStrategy as OneDeviceStrategy  # noqa: E402
-from strategies.optimizers import LAMB as LAMB  # noqa: E402
-from strategies.optimizers import SGD as SGD  # noqa: E402
-from strategies.optimizers import Adagrad as Adagrad  # noqa: E402
-from strategies.optimizers import Adam as Adam  # noqa: E402
-from strategies.optimizers import AdamW as AdamW  # noqa: E402
-from strategies.optimizers import ExponentialMovingAverage as ExponentialMovingAverage  # noqa: E402
-from strategies.optimizers import GradientAccumulator as GradientAccumulator  # noqa: E402
-from strategies.optimizers import GradientAggregation as GradientAggregation  # noqa: E402
-from strategies.optimizers import LossScaleOptimizer as LossScaleOptimizer  # noqa: E402
-from strategies.optimizers import Optimizer as Optimizer  # noqa: E402
-from strategies.optimizers import RMSprop as RMSprop  # noqa: E402
-from strategies.optimizers import Schedule as Schedule  # noqa: E402
-from strategies.optimizers import UpdateRule as UpdateRule  # noqa: E402
-from strategies.optimizers import clip_by_global_norm as clip_by_global_norm  # noqa: E402
-from strategies.optimizers import global_norm as global_norm  # noqa: E402
-from strategies.optimizers import schedules as schedules  # noqa: E402
-from strategies.strategy import RunOptions as RunOptions  # noqa: E402
-from strategies.strategy import Strategy as Strategy  # noqa: E402
-from strategies.strategy import ValueContext as ValueContext  # noqa: E402
-from variables import CentralVariable as CentralVariable  # noqa: E402
-from variables import FixedShardsPartitioner as FixedShardsPartitioner  # noqa: E402
-from variables import LocalVariable as LocalVariable  # noqa: E402
-from variables import MaxSizePartitioner as MaxSizePartitioner  # noqa: E402
-from variables import MinSizePartitioner as MinSizePartitioner  # noqa: E402
-from variables import Mirrored as Mirrored  # noqa: E402
-from variables import MirroredVariable as MirroredVariable  # noqa: E402
-from variables import Partitioner as Partitioner  # noqa: E402
-from variables import PerReplica as PerReplica  # noqa: E402
-from variables import ReplicaContext as ReplicaContext  # noqa: E402
-from variables import ReplicaContextError as ReplicaContextError  # noqa: E402
-from variables import ShardedVariable as ShardedVariable  # noqa: E402
-from variables import SyncOnReadVariable as SyncOnReadVariable  # noqa: E402
-from variables import Variable as Variable  # noqa: E402
-from variables import VariableAggregation as VariableAggregation  # noqa: E402
-from variables import VariableSynchronization as VariableSynchronization  # noqa: E402
-from variables import assert_replicas_equal as assert_replicas_equal  # noqa: E402
-from variables import current_replica as current_replica  # noqa: E402
-from variables import embedding_lookup as embedding_lookup  # noqa: E402
+from collectives import Array as Array
+from collectives import Buckets as Buckets
+from collectives import CheckedCommunicator as CheckedCommunicator
+from collectives import CollectiveAbortedError as CollectiveAbortedError
+from collectives import CollectiveError as CollectiveError
+from collectives import CollectiveMismatchError as CollectiveMismatchError
+from collectives import CollectiveTimeoutError as CollectiveTimeoutError
+from collectives import CommunicationImplementation as CommunicationImplementation
+from collectives import CommunicationOptions as CommunicationOptions
+from collectives import Communicator as Communicator
+from collectives import Device as Device
+from collectives import FlightRecorder as FlightRecorder
+from collectives import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
+from collectives import IndexedSlices as IndexedSlices
+from collectives import InProcessCommunicator as InProcessCommunicator
+from collectives import NcclAllReduce as NcclAllReduce
+from collectives import ReduceOp as ReduceOp
+from collectives import ReductionToOneDevice as ReductionToOneDevice
+from collectives import TracedCommunicator as TracedCommunicator
+from collectives import asarray as asarray
+from collectives import group_by_size as group_by_size
+from collectives import to_dense as to_dense
+from strategies.central_storage_strategy import CentralStorageStrategy as CentralStorageStrategy
+from strategies.current_strategy import all_gather as all_gather
+from strategies.current_strategy import all_reduce as all_reduce
+from strategies.current_strategy import get_replica_context as get_replica_context
+from strategies.current_strategy import get_strategy as get_strategy
+from strategies.current_strategy import has_strategy as has_strategy
+from strategies.current_strategy import in_cross_replica_context as in_cross_replica_context
+from strategies.current_strategy import merge_call as merge_call
+from strategies.datasets import INFINITE_CARDINALITY as INFINITE_CARDINALITY
+from strategies.datasets import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY
+from strategies.datasets import AutoShardPolicy as AutoShardPolicy
+from strategies.datasets import Dataset as Dataset
+from strategies.datasets import DatasetIterator as DatasetIterator
+from strategies.datasets import DistributedDataset as DistributedDataset
+from strategies.datasets import DistributedDatasetFromFunction as DistributedDatasetFromFunction
+from strategies.datasets import InputContext as InputContext
+from strategies.datasets import InputOptions as InputOptions
+from strategies.datasets import InputReplicationMode as InputReplicationMode
+from strategies.datasets import OutOfRangeError as OutOfRangeError
+from strategies.datasets import from_arrays as from_arrays
+from strategies.datasets import from_generator as from_generator
+from strategies.datasets import split_sizes as split_sizes
+from strategies.losses import compute_average_loss as compute_average_loss
+from strategies.losses import scale_regularization_loss as scale_regularization_loss
+from strategies.mirrored_strategy import MirroredStrategy as MirroredStrategy
+from strategies.one_device_strategy import OneDeviceStrategy as OneDeviceStrategy
+from strategies.optimizers import LAMB as LAMB
+from strategies.optimizers import SGD as SGD
+from strategies.optimizers import Adagrad as Adagrad
+from strategies.optimizers import Adam as Adam
+from strategies.optimizers import AdamW as AdamW
+from strategies.optimizers import ExponentialMovingAverage as ExponentialMovingAverage
+from strategies.optimizers import GradientAccumulator as GradientAccumulator
+from strategies.optimizers import GradientAggregation as GradientAggregation
+from strategies.optimizers import LossScaleOptimizer as LossScaleOptimizer
+from strategies.optimizers import Optimizer as Optimizer
+from strategies.optimizers import RMSprop as RMSprop
+from strategies.optimizers import Schedule as Schedule
+from strategies.optimizers import UpdateRule as UpdateRule
+from strategies.optimizers import clip_by_global_norm as clip_by_global_norm
+from strategies.optimizers import global_norm as global_norm
+from strategies.optimizers import schedules as schedules
+from strategies.strategy import RunOptions as RunOptions
+from strategies.strategy import Strategy as Strategy
+from strategies.strategy import ValueContext as ValueContext
+from variables import CentralVariable as CentralVariable
+from variables import FixedShardsPartitioner as FixedShardsPartitioner
+from variables import LocalVariable as LocalVariable
+from variables import MaxSizePartitioner as MaxSizePartitioner
+from variables import MinSizePartitioner as MinSizePartitioner
+from variables import Mirrored as Mirrored
+from variables import MirroredVariable as MirroredVariable
+from variables import Partitioner as Partitioner
+from variables import PerReplica as PerReplica
+from variables import ReplicaContext as ReplicaContext
+from variables import ReplicaContextError as ReplicaContextError
+from variables import ShardedVariable as ShardedVariable
+from variables import SyncOnReadVariable as SyncOnReadVariable
+from variables import Variable as Variable
+from variables import VariableAggregation as VariableAggregation
+from variables import VariableSynchronization as VariableSynchronization
+from variables import assert_replicas_equal as assert_replicas_equal
+from variables import current_replica as current_replica
+from variables import embedding_lookup as embedding_lookup
 
 # What many programs never use is loaded when first asked for, so that importing this package stays quick.
 if _TYPE_CHECKING:
