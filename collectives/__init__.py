@@ -16,6 +16,7 @@ from collectives.errors import CollectiveAbortedError as CollectiveAbortedError
 from collectives.errors import CollectiveError as CollectiveError
 from collectives.errors import CollectiveMismatchError as CollectiveMismatchError
 from collectives.errors import CollectiveTimeoutError as CollectiveTimeoutError
+from collectives.errors import PeerFailedError as PeerFailedError
 from collectives.flight_recorder import FlightRecorder as FlightRecorder
 from collectives.in_process import InProcessCommunicator as InProcessCommunicator
 from collectives.indexed_slices import IndexedSlices as IndexedSlices

@@ -3,7 +3,8 @@
 CollectiveError(RuntimeError)
 ├── CollectiveMismatchError   the ranks made different calls, or passed arrays that do not fit together
 ├── CollectiveTimeoutError    a rank did not come in time
-└── CollectiveAbortedError    another rank failed while this one waited for it
+├── CollectiveAbortedError    another rank failed while this one waited for it
+└── PeerFailedError           another process of the job raised, ended or died
 """
 
 from __future__ import annotations
@@ -41,3 +42,17 @@ class CollectiveTimeoutError(CollectiveError):
 
 class CollectiveAbortedError(CollectiveError):
     """This rank was released from a collective because another rank failed; that failure is the cause."""
+
+
+class PeerFailedError(CollectiveError):
+    """Another process of the job failed, ended too early or died, so that nothing can be done together any more.
+
+    Attributes:
+        process: its number.
+        text: what it said last, such as its traceback; empty if it could say nothing.
+    """
+
+    def __init__(self, message: str, process: int = -1, text: str = "") -> None:
+        super().__init__(message)
+        self.process = process
+        self.text = text
