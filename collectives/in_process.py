@@ -15,6 +15,7 @@ import numpy as np
 
 from collectives.arrays import Array, describe
 from collectives.communicator import Communicator
+from collectives.operands import apart_from, copy_back, flat_operands
 from collectives.recycled_memory import RecycledMemory
 from collectives.reduce_op import ReduceOp
 from collectives.reduction import Fold, fold
@@ -82,7 +83,7 @@ class InProcessCommunicator(Communicator):
         sources, targets, results = [], [], []
         for index, array in enumerate(arrays):
             out = None if outs is None else outs[index]
-            source, result, target = self._flat(array, op, out)
+            source, result, target = flat_operands(array, op, out, self._memory)
             sources.append(source)
             targets.append(target)
             results.append(result)
@@ -91,7 +92,7 @@ class InProcessCommunicator(Communicator):
                 detail.append(f"into {result.dtype}")
         self._fold(Call("all_reduce", tuple(detail), name), op, sources, targets)
         for result, target in zip(results, targets, strict=True):
-            _copy_back(target, result)
+            copy_back(target, result)
         return results
 
     def _reduce(self, array: Array, op: ReduceOp, root: int, out: Array | None) -> Array | None:
@@ -99,14 +100,14 @@ class InProcessCommunicator(Communicator):
         if self.rank != root:
             self._fold(call, op, [np.ascontiguousarray(array).reshape(-1)], None)
             return None
-        source, result, target = self._flat(array, op, out)
+        source, result, target = flat_operands(array, op, out, self._memory)
         self._fold(call, op, [source], [target])
-        _copy_back(target, result)
+        copy_back(target, result)
         return result
 
     def _reduce_scatter(self, array: Array, op: ReduceOp, out: Array | None) -> Array:
         size = self.world_size
-        array = _apart_from(array, out)
+        array = apart_from(array, out)
         blocks = np.ascontiguousarray(array).reshape(size, -1)
         shape = (len(array) // size, *array.shape[1:])
         result = np.empty(shape, op.result_dtype(array.dtype)) if out is None else out
@@ -123,7 +124,7 @@ class InProcessCommunicator(Communicator):
 
     def _broadcast(self, array: Array, root: int, out: Array | None) -> Array:
         result = self._memory.empty(array.shape, array.dtype) if out is None else out
-        array = _apart_from(array, out)
+        array = apart_from(array, out)
 
         def work(values: list[Any], rank: int) -> None:
             np.copyto(values[rank][1], values[root][0])
@@ -134,7 +135,7 @@ class InProcessCommunicator(Communicator):
 
     def _all_gather(self, array: Array, axis: int, out: Array | None) -> Array:
         others = (*array.shape[:axis], -1, *array.shape[axis + 1 :])
-        array = _apart_from(array, out)
+        array = apart_from(array, out)
 
         def work(values: list[Any], rank: int) -> Array:
             arrays, into = [lent for lent, _ in values], values[rank][1]
@@ -151,7 +152,7 @@ class InProcessCommunicator(Communicator):
         return gathered
 
     def _all_to_all(self, array: Array, out: Array | None) -> Array:
-        array = _apart_from(array, out)
+        array = apart_from(array, out)
         result = np.empty(array.shape, array.dtype) if out is None else out
         block = len(array) // self.world_size
 
@@ -175,20 +176,6 @@ class InProcessCommunicator(Communicator):
 
     def _meet(self, call: Call, value: Any, conclude: Callable[[list[Any]], Sequence[Any]]) -> Any:
         return self._rendezvous.meet(self._rank, call, value, conclude)
-
-    def _flat(self, array: Array, op: ReduceOp, out: Array | None) -> tuple[Array, Array, Array]:
-        """What to fold, the result in its shape, and the flat memory that it is folded into."""
-        if out is array and array.flags.c_contiguous:
-            flat = array.reshape(-1)
-            return flat, array, flat
-        source = np.ascontiguousarray(array).reshape(-1)
-        if out is None:
-            out = self._memory.empty(array.shape, op.result_dtype(array.dtype))
-        elif np.may_share_memory(source, out) and not _is_same_memory(source, out):
-            # Folding goes chunk by chunk, and would read what it has written.
-            source = source.copy()
-        target = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
-        return source, out, target.reshape(-1)
 
     def _fold(self, call: Call, op: ReduceOp, sources: list[Array], targets: list[Array] | None) -> None:
         """Fold every rank's sources into the targets of the ranks that have some, with all ranks' help."""
@@ -235,20 +222,3 @@ class InProcessCommunicator(Communicator):
             raise
         self._meet(_DONE, None, lambda values: values)
         return result
-
-
-def _is_same_memory(source: Array, out: Array) -> bool:
-    """Whether each element of the one, contiguous, lies where that of the other does."""
-    start, other = source.__array_interface__["data"][0], out.__array_interface__["data"][0]
-    return bool(out.flags.c_contiguous and start == other and source.dtype == out.dtype)
-
-
-def _copy_back(target: Array, result: Array) -> None:
-    # An out that is not contiguous was folded elsewhere.
-    if not result.flags.c_contiguous:
-        result[...] = target.reshape(result.shape)
-
-
-def _apart_from(array: Array, out: Array | None) -> Array:
-    """The array, or a copy of it where it would be written over while other ranks still read it."""
-    return array if out is None or not np.may_share_memory(array, out) else array.copy()

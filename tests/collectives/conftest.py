@@ -17,6 +17,7 @@ from collectives import (
     TracedCommunicator,
 )
 from collectives.rendezvous import Rendezvous
+from tests.processes import on_link
 
 Body: TypeAlias = Callable[[Communicator], Any]
 TIMEOUT = 20.0
@@ -41,6 +42,10 @@ def _traced(world_size: int) -> Sequence[Communicator]:
     return [TracedCommunicator(end, recorder) for end in _in_process(world_size)]
 
 
+def _in_processes(counts: Sequence[int], body: Body) -> list[Any]:
+    return on_link(counts, body)
+
+
 @pytest.fixture
 def on_threads() -> Callable[[Sequence[Communicator], Body], list[Any]]:
     """Runs a function on every end of a group, each in a thread of its own; the results by rank."""
@@ -53,11 +58,17 @@ def on_threads() -> Callable[[Sequence[Communicator], Body], list[Any]]:
         *(pytest.param((_in_process_sharing, n), id=f"in_process_sharing-{n}") for n in (2, 3, 8)),
         *(pytest.param((_checked, n), id=f"checked-{n}") for n in (1, 3)),
         *(pytest.param((_traced, n), id=f"traced-{n}") for n in (1, 3)),
+        *(
+            pytest.param((_in_processes, counts), id=f"shared_memory-{'+'.join(map(str, counts))}")
+            for counts in ((1,), (1, 1), (1, 1, 1), (2, 1))
+        ),
     ]
 )
 def on_every_rank(request: pytest.FixtureRequest) -> Callable[[Body], list[Any]]:
     """Runs a function on every rank of a group of this backend; the results by rank."""
     make, world_size = request.param
+    if make is _in_processes:
+        return lambda body: on_link(world_size, body)
     return lambda body: run_on_threads(make(world_size), body)
 
 

@@ -1,0 +1,1 @@
+"""Collectives between the processes of one host, through memory that they share."""
