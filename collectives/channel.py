@@ -1,0 +1,641 @@
+"""A process's line to the hub of its job: who is there, who failed, what hangs, who goes on with whom.
+
+One thread reads it. What it learns stands in plain attributes, so that whoever waits for another process, in whatever way,
+can look at them as often as it likes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import os
+import select
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from collectives.errors import (
+    CollectiveAbortedError,
+    CollectiveError,
+    CollectiveTimeoutError,
+    PeerFailedError,
+)
+from collectives.exit_hooks import ExitHooks
+from collectives.hang_report import TIMEOUT, HangReport, stacks_now
+from xpdistribute.hub import prepare
+from xpdistribute.process_identity import identify, kill
+from xpdistribute.wire import LIMIT, Lines, Message, WireError, encode, split_address
+
+TELL_EVERY = 10.0
+"""Seconds between two lines of the log that say who is waited for."""
+TO_BE_HEARD = 0.3
+"""Seconds that a process which ends waits until the hub has its last words."""
+_TO_ANSWER = 2.0
+_TO_SEND = 30.0
+_REPORTS_KEPT = 8
+
+_log = logging.getLogger("xpdistribute")
+
+
+@final
+@dataclass(frozen=True)
+class Member:
+    """A process of the job after a `Channel.regroup`.
+
+    Attributes:
+        pid: its process id.
+        host: what it calls its host.
+        old_process: its number before; None for a newcomer.
+        info: what it gave to `regroup`.
+    """
+
+    pid: int
+    host: str
+    old_process: int | None
+    info: Any
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it has just joined."""
+        return self.old_process is None
+
+
+@final
+@dataclass(frozen=True)
+class Regrouped:
+    """How the job goes on.
+
+    Attributes:
+        epoch: how often its make-up has changed.
+        process: this process's number from now on.
+        members: by process; survivors in their old order, newcomers last.
+    """
+
+    epoch: int
+    process: int
+    members: tuple[Member, ...]
+
+
+@final
+class Channel:
+    """One process's end. Made by `connect`.
+
+    Attributes:
+        failure: why nothing can be done together any more, a `PeerFailedError` or `CollectiveTimeoutError`; None while all is well.
+            Raise it by `check`. A `regroup` takes it back.
+        left: the processes that have ended in good order. Whoever waits for one of them raises `ended`.
+        process: this process's number; -1 for a newcomer before its first `regroup`.
+        num_processes: how many the job has.
+        newcomers: how many processes wait to be taken in by a `regroup`.
+        epoch: how often the job's make-up has changed.
+        elastic: whether it can change.
+        report: the last report of what hangs, None if there was none.
+        describe: called, in the channel's thread, when somebody wants to know what this process is doing. It says in a dict of JSON's
+            types ``seq`` and ``call`` (where it is in the order of the collectives), ``waiting`` (whether it waits in that
+            call) and ``recent`` (its last calls).
+    """
+
+    def __init__(self, sock: socket.socket, lines: Lines, welcome: Message, host: str, address: str) -> None:
+        self.failure: BaseException | None = None
+        self.left: frozenset[int] = frozenset()
+        process = welcome["process"]
+        self.process: int = -1 if process is None else process
+        self.num_processes: int = welcome["num_processes"]
+        self.newcomers: int = welcome["waiting"]
+        self.epoch: int = welcome["epoch"]
+        self.elastic: bool = welcome["elastic"]
+        self.report: HangReport | None = None
+        self.describe: Callable[[], Mapping[str, Any]] = dict
+        self.host = host
+        self.address = address
+        self._sock = sock
+        self._lines = lines
+        self._ping_every: float = welcome["heartbeat_seconds"] / 3
+        self._changed = threading.Condition()
+        self._sending = threading.Lock()
+        self._closed = False
+        self._closed_by = "its channel to the hub is closed"
+        self._heard = False
+        self._gathers: dict[str, Message | None] = {}
+        self._regrouped: Message | None = None
+        self._is_regrouping = False
+        self._reports: dict[tuple[str, str], HangReport] = {}
+        self._left_peers: dict[int, str] = {}
+        self._hooks: ExitHooks | None = None
+        self._thread = threading.Thread(target=self._read, name="xpdistribute-channel", daemon=True)
+        _all.add(self)
+
+    @classmethod
+    def connect(
+        cls,
+        address: str,
+        token: str,
+        process: int | None,
+        *,
+        host: str,
+        size: int | None = None,
+        join: bool = False,
+        timeout: float = 300.0,
+        describe: Callable[[], Mapping[str, Any]] = dict,
+    ) -> Channel:
+        """Connect to the hub, waiting for it if it is not there yet.
+
+        Args:
+            address: of the hub, ``host:port``.
+            token: the job's secret.
+            process: this process's number; None with ``join``.
+            host: what this process calls its host.
+            size: how many processes this one believes the job to have; refused if it has another number.
+            join: come as a newcomer, which gets its number by its first `regroup`.
+            timeout: seconds to try for.
+            describe: as the attribute.
+
+        Raises:
+            ValueError: the address is none; or the number is taken, or out of range; or the job has another size.
+            RuntimeError: it is another job's hub, or none at all, or it takes no newcomers.
+            CollectiveTimeoutError: there is no hub to be reached.
+        """
+        hello = {
+            "type": "hello",
+            "token": token,
+            "process": process,
+            "pid": os.getpid(),
+            "host": host,
+            "identity": identify(os.getpid()),
+            "size": size,
+            "join": join,
+        }
+        sock, lines, first = _greeted(address, hello, timeout)
+        channel = cls(sock, lines, first[0], host, address)
+        channel.describe = describe
+        for message in first[1:]:
+            channel._take(message)
+        channel._thread.start()
+        return channel
+
+    # ---------------------------------------------------------------- together
+
+    def gather(self, key: str, value: Any, timeout: float) -> list[Any]:
+        """Every process's value, by process. All must call it with the same key.
+
+        Args:
+            key: what is gathered; it stands in messages.
+            value: of JSON's types; tuples come back as lists.
+            timeout: seconds to wait for the others.
+
+        Raises:
+            PeerFailedError: a process failed, ended or died before it came.
+            CollectiveTimeoutError: a process did not come in time; on all that wait.
+            TypeError: the value has no form in JSON.
+            ValueError: the key is being gathered by this process already, or the value is too long.
+        """
+        self.check()
+        data = encode({"type": "gather", "key": key, "value": value, "epoch": self.epoch})
+        if len(data) > LIMIT:
+            raise ValueError(f"{key}: got a value of {len(data)} bytes; need at most {LIMIT}")
+        with self._changed:
+            if key in self._gathers:
+                raise ValueError(f"{key}: process {self.process} gathers it already, in another thread")
+            self._gathers[key] = None
+        try:
+            self._send_bytes(data)
+            answer = self._wait(key, lambda: self._gathers[key], timeout)
+        finally:
+            with self._changed:
+                del self._gathers[key]
+        if answer["type"] == "gathered":
+            return list(answer["values"])
+        if answer["kind"] == "gone":
+            self.check()
+            raise self.ended(answer["process"])
+        if answer["kind"] == "timeout":
+            raise CollectiveTimeoutError(
+                f"{answer['text']}; need all {self.num_processes} processes — is each of them started, and does each come here?",
+                answer["missing"],
+            )
+        raise ValueError(answer["text"])
+
+    def regroup(self, info: Any, admit: bool, timeout: float) -> Regrouped:
+        """Go on with the processes that are left, and with the newcomers if every one of them admits them.
+
+        Every live process of the job must call it; one that dies meanwhile is not waited for.
+
+        Args:
+            info: of JSON's types, shown to all.
+            admit: whether newcomers may come in. They say True themselves.
+            timeout: seconds to wait for the others.
+
+        Raises:
+            CollectiveTimeoutError: somebody did not come in time; on all that wait.
+            CollectiveError: the job cannot go on with this process, or the hub is gone.
+        """
+        with self._changed:
+            if self._is_regrouping:
+                raise ValueError(f"regroup: process {self.process} does it already, in another thread")
+            self._is_regrouping, self._regrouped = True, None
+        try:
+            self._send({"type": "regroup", "epoch": self.epoch, "info": info, "admit": admit})
+            answer = self._wait(None, lambda: self._regrouped, timeout)
+        finally:
+            self._is_regrouping = False
+        if answer["type"] == "regroup_failed":
+            if answer["missing"]:
+                raise CollectiveTimeoutError(answer["text"], answer["missing"])
+            raise CollectiveAbortedError(answer["text"])
+        members = tuple(
+            Member(one["pid"], one["host"], one["old_process"], one["info"]) for one in answer["members"]
+        )
+        return Regrouped(answer["epoch"], answer["process"], members)
+
+    def explain(self, kind: str, about: str, waited: float, timeout: float = 10.0) -> HangReport:
+        """What every process is doing: one report, the same for all who ask at the same time or about the same.
+
+        All processes get it, as `report`. One of kind ``timeout`` becomes everybody's `failure`.
+
+        Args:
+            kind: ``timeout`` or ``mismatch``.
+            about: what it is about, such as the link and the sequence number; who asks about the same later gets the same report.
+            waited: seconds that this process has waited.
+            timeout: seconds to wait for the report.
+
+        Raises:
+            CollectiveTimeoutError: the hub does not answer.
+            PeerFailedError: the hub is gone.
+        """
+        with self._changed:
+            known = self._reports.get((kind, about))
+            if known is not None and about:
+                return known
+            if self.report is not None and self.report.kind == TIMEOUT:
+                return self.report  # nothing comes after that
+            before = self.report
+        state = self._state()
+        self._send({"type": "report", "kind": kind, "about": about, "waited": float(waited), "state": state})
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while self.report is before and not self._closed:
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    break
+            if self.report is not None and self.report is not before:
+                return self.report
+        self.check()
+        raise CollectiveTimeoutError(
+            f"{about or kind}: process {self.process} waited {waited:g} s for the others, and the hub at {self.address} did not "
+            f"say within {timeout:g} s what they do; is the process that hosts it stopped?"
+        )
+
+    # ------------------------------------------------------------ failing, ending
+
+    def check(self) -> None:
+        """Raise the `failure`, if there is one, as an instance of its own: several threads may raise it at once."""
+        failure = self.failure
+        if failure is not None:
+            mine = copy.copy(failure)
+            mine.__notes__ = list(getattr(failure, "__notes__", ()))
+            raise mine
+        if self._closed:
+            raise CollectiveAbortedError(
+                f"process {self.process}: {self._closed_by}; nothing can be agreed on any more"
+            )
+
+    def ended(self, process: int) -> PeerFailedError:
+        """What whoever waits for a process that has `left` raises."""
+        who = self._left_peers.get(process, f"process {process} of {self.num_processes}")
+        return PeerFailedError(
+            f"{who} has ended its program, and others wait for it; need every process to make the same calls — does one "
+            "stop earlier, or exit before the others?",
+            process,
+        )
+
+    def publish_failure(self, text: str, follows: int | None = None) -> None:
+        """Tell the others that this process fails, and why; waits a moment until the hub has it.
+
+        Args:
+            text: its last words, such as a traceback.
+            follows: the process whose failure is the reason; None if it is this one's own.
+        """
+        if self._closed:
+            return
+        # A text that has no end would have no reader either; the hub refuses what is longer than its limit.
+        most = LIMIT // 16
+        text = text if len(text) <= most else f"{text[: most // 2]}\n...\n{text[-most // 2 :]}"
+        if self.failure is None:
+            last = text.rstrip().rpartition("\n")[2]
+            self.failure = CollectiveAbortedError(
+                f"process {self.process} has failed before and the others know it: {last}"
+            )
+        self._say_last({"type": "failed", "text": text, "follows": follows})
+
+    def goodbye(self) -> None:
+        """Tell the others that this process ends in good order; they must not wait for it any more."""
+        if not self._closed:
+            self._say_last({"type": "goodbye"})
+
+    def install_hooks(self) -> None:
+        """Say goodbye, or what went wrong, when this program ends. See `ExitHooks`."""
+        if self._hooks is None:
+            self._hooks = ExitHooks(self.publish_failure, self.goodbye)
+
+    def close(self) -> None:
+        """Give back the connection. Without a `goodbye` before, the others take this process for dead."""
+        if self._hooks is not None:
+            self._hooks.remove()
+            self._hooks = None
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        with contextlib.suppress(OSError):  # the other end may have closed it
+            self._sock.shutdown(socket.SHUT_RDWR)
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_TO_SEND)
+        self._sock.close()
+
+    # -------------------------------------------------------------------- waiting
+
+    def _wait(self, key: str | None, answer: Callable[[], Message | None], timeout: float) -> Message:
+        """Wait for the hub's answer to what was sent, and tell every now and then who is missing."""
+        start = time.monotonic()
+        deadline, tell_at, gave_up = start + timeout, start + TELL_EVERY, False
+        while True:
+            with self._changed:
+                now = time.monotonic()
+                self._changed.wait_for(
+                    lambda: answer() is not None or self._is_cut_off(key),
+                    max(0.0, min(deadline, tell_at) - now),
+                )
+                found = answer()
+                if found is not None:
+                    return found
+                cut_off = self._is_cut_off(key)
+            if cut_off:
+                self.check()
+            now = time.monotonic()
+            if now >= deadline and not gave_up:
+                # The hub says who is missing, to all who wait: they raise the same.
+                self._send({"type": "give_up", "key": key, "waited": float(timeout)})
+                gave_up, deadline = True, now + _TO_ANSWER
+                tell_at = deadline
+            elif now >= deadline:
+                raise CollectiveTimeoutError(
+                    f"{key or 'regroup'}: process {self.process} of {self.num_processes} waited {timeout:g} s, and the hub at "
+                    f"{self.address} does not say for whom; is the process that hosts it stopped?"
+                )
+            elif now >= tell_at:
+                self._send({"type": "who", "key": key})
+                tell_at += TELL_EVERY
+
+    def _is_cut_off(self, key: str | None) -> bool:
+        # A regroup is what one does after a failure, so only the loss of the hub ends it.
+        return self._closed or (key is not None and self.failure is not None)
+
+    # -------------------------------------------------------------------- sending
+
+    def _send(self, message: Message) -> None:
+        self._send_bytes(encode(message))
+
+    def _send_bytes(self, data: bytes) -> None:
+        if self._closed:
+            self.check()
+        try:
+            with self._sending:
+                self._sock.sendall(data)
+        except OSError as error:
+            self._lose_hub(f"sending to it failed: {error.strerror or error}")
+            self.check()
+
+    def _say_last(self, message: Message) -> None:
+        self._heard = False
+        try:
+            self._send(message)
+        except CollectiveError:
+            return  # the hub is gone: nobody is there to be told
+        with self._changed:
+            self._changed.wait_for(lambda: self._heard or self._closed, TO_BE_HEARD)
+
+    # -------------------------------------------------------------------- reading
+
+    def _read(self) -> None:
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        ping_at = time.monotonic() + self._ping_every
+        ping = encode({"type": "ping"})
+        try:
+            while True:
+                ready = poll.poll(max(0.0, ping_at - time.monotonic()) * 1000)
+                if self._closed:
+                    return
+                if ready:
+                    data = self._sock.recv(1 << 18)
+                    if not data:
+                        self._lose_hub("its connection closed")
+                        return
+                    for message in self._lines.feed(data):
+                        self._take(message)
+                if time.monotonic() >= ping_at:
+                    ping_at = time.monotonic() + self._ping_every
+                    with self._sending:
+                        self._sock.sendall(ping)
+        except OSError as error:
+            self._lose_hub(f"its connection broke: {error.strerror or error}")
+        except (WireError, KeyError, TypeError, ValueError) as error:
+            self._lose_hub(f"what it says makes no sense: {error!r}")
+
+    def _take(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "state_wanted":
+            with contextlib.suppress(CollectiveError):  # the loss of the hub, which is kept as the failure
+                self._send({"type": "state", "id": message["id"], "state": self._state()})
+            return
+        with self._changed:
+            if kind in ("gathered", "gather_failed"):
+                if message["key"] in self._gathers:
+                    self._gathers[message["key"]] = message
+            elif kind == "missing":
+                _log.warning("%s: waiting for %s", message["key"] or "regroup", message["text"])
+            elif kind in ("failed", "lost"):
+                self._fail(_gone(message, self.num_processes))
+                if message.get("how") == "stopped" and message["host"] == self.host:
+                    # Were it to go on, it would write into memory that is not its own any more.
+                    kill(message["pid"], message["identity"])
+            elif kind == "left":
+                process = message["process"]
+                self._left_peers[process] = _name(message, self.num_processes)
+                self.left |= {process}
+            elif kind == "waiting":
+                self.newcomers = message["count"]
+            elif kind == "report":
+                self._take_report(message)
+            elif kind == "regrouped":
+                self._take_regrouped(message)
+            elif kind == "regroup_failed":
+                self._regrouped = message
+            elif kind == "heard":
+                self._heard = True
+            elif kind == "hub_closed":
+                self._closed, self._closed_by = True, "the process that hosts the hub has ended in good order"
+            elif kind in ("expelled", "refused"):
+                self._fail(PeerFailedError(f"process {self.process}: {message['text']}", self.process))
+                self._closed = True
+            else:
+                raise WireError(f"message: the channel knows no {kind!r}")
+            self._changed.notify_all()
+
+    def _take_report(self, message: Message) -> None:
+        report = HangReport(
+            message["id"],
+            message["kind"],
+            message["about"],
+            message["waited"],
+            message["reporter"],
+            tuple(message["states"]),
+        )
+        while len(self._reports) >= _REPORTS_KEPT:
+            del self._reports[next(iter(self._reports))]
+        self._reports[report.kind, report.about] = report
+        self.report = report
+        if report.kind == TIMEOUT:
+            self._fail(report.error())
+
+    def _take_regrouped(self, message: Message) -> None:
+        self.process = message["process"]
+        self.num_processes = len(message["members"])
+        self.newcomers = message["waiting"]
+        self.epoch = message["epoch"]
+        self.left = frozenset()
+        self._left_peers.clear()
+        self._reports.clear()
+        self.report = None
+        self.failure = None
+        self._regrouped = message
+
+    def _fail(self, failure: BaseException) -> None:
+        if self.failure is None:
+            self.failure = failure
+
+    def _lose_hub(self, why: str) -> None:
+        with self._changed:
+            if not self._closed:
+                self._fail(
+                    PeerFailedError(
+                        f"process {self.process}: the hub at {self.address} is gone ({why}); the process that hosts it, the "
+                        "launcher or process 0, has ended or died — its output says more"
+                    )
+                )
+                self._closed = True
+            self._changed.notify_all()
+
+    def _state(self) -> dict[str, Any]:
+        try:
+            state = dict(self.describe())
+            encode(state)
+        except Exception as error:  # noqa: BLE001  # told in the report, in place of the description
+            state = {"describe_failed": repr(error)}
+        stack, frame = stacks_now()
+        return {**state, "stack": stack, "frame": frame, "pid": os.getpid(), "host": self.host}
+
+    def _forget_after_fork(self) -> None:
+        # The connection is the parent's: were it open here too, the hub would not see it end when the parent dies.
+        self._closed = True
+        self.failure = CollectiveAbortedError(
+            f"process {self.process}: this is a forked child, which is no process of the job; need a process of its own"
+        )
+        self._changed = threading.Condition()
+        self._sending = threading.Lock()
+        self._sock.close()
+
+
+def _greeted(address: str, hello: Message, timeout: float) -> tuple[socket.socket, Lines, Sequence[Message]]:
+    """A connection whose hub has taken us, and what it has said so far."""
+    where = split_address(address)
+    start = time.monotonic()
+    tell_at, pause = start + TELL_EVERY, 0.02
+    while True:
+        left = start + timeout - time.monotonic()
+        sock = None
+        try:
+            sock = socket.create_connection(where, max(0.05, min(left, TELL_EVERY)))
+            return _shake_hands(sock, address, hello, max(0.05, left))
+        except OSError as error:
+            if sock is not None:
+                sock.close()
+            problem = error.strerror or str(error)
+        except BaseException:
+            if sock is not None:
+                sock.close()
+            raise
+        now = time.monotonic()
+        if now >= start + timeout:
+            raise CollectiveTimeoutError(
+                f"connect: process {hello['process']} found no hub at {address} for {timeout:g} s ({problem}); is the launcher, or "
+                "process 0, running there, and does no firewall stand between?"
+            )
+        if now >= tell_at:
+            _log.warning("waiting for the hub at %s (%s)", address, problem)
+            tell_at += TELL_EVERY
+        time.sleep(min(pause, max(0.0, start + timeout - now)))
+        pause = min(0.5, 2 * pause)
+
+
+def _shake_hands(
+    sock: socket.socket, address: str, hello: Message, timeout: float
+) -> tuple[socket.socket, Lines, Sequence[Message]]:
+    sock.settimeout(timeout)
+    prepare(sock)
+    sock.sendall(encode(hello))
+    # What the hub collects may be many values, each as long as a message.
+    lines = Lines(limit=sys.maxsize)
+    while True:
+        data = sock.recv(1 << 18)
+        if not data:
+            raise ConnectionResetError("it closed the connection")
+        try:
+            messages = list(lines.feed(data))
+        except WireError as error:
+            raise RuntimeError(f"connect: what listens at {address} is no hub of a job: {error}") from None
+        if not messages:
+            continue
+        if messages[0].get("type") == "refused":
+            kind = ValueError if messages[0].get("kind") == "value" else RuntimeError
+            raise kind(str(messages[0].get("text")))
+        if messages[0].get("type") != "welcome":
+            raise RuntimeError(f"connect: what listens at {address} is no hub of a job: {messages[0]!r}")
+        sock.settimeout(_TO_SEND)
+        return sock, lines, messages
+
+
+def _name(message: Message, num_processes: int) -> str:
+    return f"process {message['process']} of {num_processes} (pid {message['pid']}, host {message['host']})"
+
+
+def _gone(message: Message, num_processes: int) -> PeerFailedError:
+    name, process = _name(message, num_processes), message["process"]
+    if message["type"] == "failed":
+        text = message["text"]
+        last = text.rstrip().rpartition("\n")[2]
+        error = PeerFailedError(f"{name} failed: {last}", process, text)
+        error.add_note(f"What process {process} said:\n{text.rstrip()}")
+        return error
+    if message["how"] == "stopped":
+        return PeerFailedError(f"{name} is treated as dead: {message['why']}", process)
+    return PeerFailedError(
+        f"{name} died: {message['why']}, and it had said neither goodbye nor what failed; was it killed, out of memory, or did "
+        "its host go? — its host's log (dmesg) may say",
+        process,
+    )
+
+
+_all: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for channel in list(_all):
+        channel._forget_after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

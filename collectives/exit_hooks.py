@@ -1,0 +1,112 @@
+"""How a process tells the others that its program ends, well or not.
+
+The exception that ends it is published before it is printed, and nothing that waits for the others at the exit, such as
+MPI's end, keeps a failed process from ending.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NoReturn, final
+
+from collectives.errors import PeerFailedError
+
+_TO_BE_READ = 0.2
+"""Seconds that mpiexec has to read what a failed process printed before it sees it end."""
+
+
+@final
+class ExitHooks:
+    """Watches the end of this program, from when it is made until `remove`.
+
+    A program that calls ``sys.exit`` with something else than 0 has failed; one that raises SystemExit itself can't be told from
+    one that ended well, as the interpreter shows its status to nobody.
+
+    Args:
+        publish: called with the last words of a program that fails, and the process whose failure it follows, if any.
+        goodbye: called when the program ends in good order.
+    """
+
+    def __init__(self, publish: Callable[[str, int | None], None], goodbye: Callable[[], None]) -> None:
+        self._publish = publish
+        self._goodbye = goodbye
+        self._pid = os.getpid()
+        self._has_failed = False
+        self._old_hook = sys.excepthook
+        self._old_exit = sys.exit
+        sys.excepthook = self._on_exception
+        sys.exit = self._exit
+        atexit.register(self._on_end)
+
+    def remove(self) -> None:
+        """Watch no longer."""
+        atexit.unregister(self._on_end)
+        # Another one may have put its own hook before ours; it goes on calling us, and then we only pass on.
+        if sys.excepthook == self._on_exception:
+            sys.excepthook = self._old_hook
+        if sys.exit == self._exit:
+            sys.exit = self._old_exit
+        self._pid = -1
+
+    def _on_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        ours = os.getpid() == self._pid and threading.current_thread() is threading.main_thread()
+        if ours and not self._has_failed:
+            self._has_failed = True
+            follows = error.process if isinstance(error, PeerFailedError) else None
+            self._publish("".join(traceback.format_exception(kind, error, trace)), follows)
+        self._old_hook(kind, error, trace)
+        if ours and _mpi_is_running():
+            # MPI's end waits for all processes, and they may wait for this one.
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            time.sleep(_TO_BE_READ)
+            os._exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+    def _exit(self, status: Any = None, /) -> NoReturn:
+        raise _ObservedExit(status, self._on_status)
+
+    def _on_status(self, status: Any) -> None:
+        if status in (None, 0) or os.getpid() != self._pid or self._has_failed:
+            return
+        self._has_failed = True
+        text = f"it ended with status {status}" if isinstance(status, int) else f"it ended with: {status}"
+        self._publish(text, None)
+
+    def _on_end(self) -> None:
+        if os.getpid() == self._pid and not self._has_failed:
+            self._goodbye()
+
+
+class _ObservedExit(SystemExit):
+    """A SystemExit that knows when the interpreter ends by it: it may be caught before, and means nothing then."""
+
+    def __init__(self, status: Any, on_end: Callable[[Any], None]) -> None:
+        super().__init__(status)
+        self._status = status
+        self._on_end = on_end
+
+    def __reduce__(self) -> tuple[type[SystemExit], tuple[Any]]:
+        return SystemExit, (self._status,)
+
+    @property
+    def code(self) -> Any:  # type: ignore[override]  # the interpreter reads it when nothing has caught it
+        try:
+            sys._getframe(1)
+        except ValueError:
+            # No Python code asks: it is the interpreter, and all of the program has been left.
+            self._on_end(self._status)
+        return self._status
+
+
+def _mpi_is_running() -> bool:
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and bool(mpi.Is_initialized()) and not mpi.Is_finalized()
