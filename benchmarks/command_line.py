@@ -23,13 +23,30 @@ from benchmarks.machine import describe_machine, header
 from benchmarks.memory import run_memory
 from benchmarks.overhead import run_overhead, size
 from benchmarks.plot import IN_STEP, require_matplotlib, write_plot
+from benchmarks.processes import all_reduce, barrier, gradients, idle, start_up
+from benchmarks.processes.options import ProcessOptions
+from benchmarks.processes.process_groups import BACKENDS
 from benchmarks.report import Report
 from benchmarks.rivals.rival import PROGRAMS, Rival, RivalError, find_rival_python
+from benchmarks.rivals.systems import STARTERS, find_pythons
 from benchmarks.setups import Settings, report_ratios
 from benchmarks.sparse_adagrad import run_sparse_adagrad
 from benchmarks.torch_step import run_torch_step
 from benchmarks.tracing import run_tracing
 from benchmarks.train import run_train
+
+PROCESSES: dict[str, Callable[[Settings, Report], None]] = {
+    all_reduce.NAME: all_reduce.run_all_reduce,
+    barrier.NAME: barrier.run_barrier,
+    barrier.CROWDED: barrier.run_crowded_barrier,
+    gradients.NAME: gradients.run_gradients,
+    start_up.NAME: start_up.run_start_up,
+    idle.NAME: idle.run_idle,
+}
+"""Those between the processes of this machine."""
+
+OF_PROCESSES = "processes"
+"""All of them by one name."""
 
 OTHERS: dict[str, Callable[[Settings, Report], None]] = {
     "overhead": run_overhead,
@@ -43,14 +60,21 @@ OTHERS: dict[str, Callable[[Settings, Report], None]] = {
     "memory": run_memory,
     "checkpoint": run_checkpoint,
     "import_time": run_import_time,
+    **PROCESSES,
 }
-"""The benchmarks that are no sweep over sizes of one collective."""
+"""The benchmarks that are no sweep over sizes of one collective in nccl-tests' form."""
 
 BESIDE = ("torch",)
 """Rivals that their benchmarks measure in this process, wherever they are installed; asked for, they must be."""
 
+RIVALS = tuple(dict.fromkeys([*PROGRAMS, *STARTERS, *BESIDE]))
+"""All that ``--against`` knows."""
+
 NAMES = (*KINDS, *OTHERS)
 """All benchmarks, in the order in which they run."""
+
+_HERE = NAMES if sys.platform == "linux" else tuple(name for name in NAMES if name not in PROCESSES)
+"""Those that this system can run: processes share memory on Linux."""
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -64,26 +88,27 @@ def run(arguments: Sequence[str]) -> int:
     parser = make_parser()
     options = parser.parse_args(arguments)
     sweep = _sweep_options(parser, options)
+    names = list(dict.fromkeys(_each(options.benchmarks))) or list(_HERE)
     about = describe_machine()
     with contextlib.ExitStack() as stack:
         try:
             if options.plot is not None:
                 require_matplotlib()
-            rival = None
-            if options.against in BESIDE:
-                find_rival_python(options.against, options.rival_python)
-            elif options.against is not None:
-                python = find_rival_python(options.against, options.rival_python)
-                rival = stack.enter_context(Rival(options.against, python, max(2, options.ranks)))
+            rival = _rival(stack, names, options)
+            settings = Settings(
+                options.quick, options.ranks, options.timeout, rival, _process_options(options)
+            )
         except (RivalError, RuntimeError) as error:
             parser.error(str(error))
-        settings = Settings(options.quick, options.ranks, options.timeout, rival)
         report = Report(about if rival is None else {**about, "rival": rival.about})
-        names = list(dict.fromkeys(options.benchmarks)) or list(NAMES)
         if sweep.form == "osu" and (others := [name for name in names if name not in KINDS]):
             parser.error(f"--format osu: got {', '.join(others)}; need collectives only: {', '.join(KINDS)}")
         for line in header(about, _most_ranks(names, options.ranks, quick=options.quick)):
             report.line(line)
+        if any(name in PROCESSES for name in names):
+            report.line(
+                "# processes  of one rank each in the benchmarks that say so; those who wait for their turn use no CPU"
+            )
         if rival is not None:
             report.line(rival.describe())
         failure = _run_each(names, sweep, settings, report)
@@ -122,6 +147,35 @@ def _run_each(
     return None
 
 
+def _each(benchmarks: Sequence[str]) -> list[str]:
+    """The benchmarks' names, where one name may stand for several."""
+    return [name for given in benchmarks for name in (PROCESSES if given == OF_PROCESSES else [given])]
+
+
+def _rival(stack: contextlib.ExitStack, names: Sequence[str], options: argparse.Namespace) -> Rival | None:
+    """The rival of the benchmarks that don't start processes of ours, started if it has a program."""
+    if all(name in PROCESSES for name in names):
+        return None
+    rival = None
+    for name in options.against:
+        if name in BESIDE:
+            find_rival_python(name, options.rival_python)
+        elif name in PROGRAMS:
+            python = find_rival_python(name, options.rival_python)
+            rival = stack.enter_context(Rival(name, python, max(2, options.ranks)))
+    return rival
+
+
+def _process_options(options: argparse.Namespace) -> ProcessOptions:
+    rivals = [name for name in options.against if name in STARTERS]
+    return ProcessOptions(
+        backends=options.backend,
+        rivals=find_pythons(rivals, options.rival_python),
+        min_bytes=options.minbytes or 4,
+        max_bytes=options.maxbytes or 64 << 20,
+    )
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The flags; those of one letter are nccl-tests' own."""
     parser = argparse.ArgumentParser(
@@ -130,11 +184,15 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="Sizes take K, M and G, powers of 1024. Text goes to stdout, progress to stderr.",
     )
     parser.add_argument(
-        "benchmarks", nargs="*", metavar="BENCHMARK", type=_benchmark, help=f"of {', '.join(NAMES)}; all"
+        "benchmarks",
+        nargs="*",
+        metavar="BENCHMARK",
+        type=_benchmark,
+        help=f"of {', '.join(NAMES)}; {OF_PROCESSES} for all between processes; all",
     )
     of_all = parser.add_argument_group("for all benchmarks")
     of_all.add_argument(
-        "-t", "--ranks", type=_at_least(2), default=2, help="threads, one a rank (%(default)s)"
+        "-t", "--ranks", type=_at_least(2), default=2, help="threads, or processes, one a rank (%(default)s)"
     )
     of_all.add_argument(
         "-T",
@@ -153,11 +211,22 @@ def make_parser() -> argparse.ArgumentParser:
     )
     of_all.add_argument(
         "--against",
-        choices=sorted([*PROGRAMS, *BESIDE]),
-        help="measure a rival by turns with ours, in its own process; torch in this one",
+        type=_some(RIVALS),
+        default=[],
+        metavar="RIVALS",
+        help=f"of {', '.join(RIVALS)}: measure them by turns with ours, in their own processes; torch in this one",
     )
     of_all.add_argument(
-        "--rival-python", metavar="PATH", help="the interpreter that has the rival (this one)"
+        "--rival-python",
+        metavar="PATH",
+        help="the interpreter that has the rivals which this one lacks; or all of them, if it lacks none",
+    )
+    of_all.add_argument(
+        "--backend",
+        type=_some(BACKENDS),
+        default=list(BACKENDS[:1]),
+        metavar="BACKENDS",
+        help=f"between processes, of {', '.join(BACKENDS)} ({BACKENDS[0]})",
     )
     of_collectives = parser.add_argument_group("for the collectives, as nccl-tests")
     of_collectives.add_argument("-b", "--minbytes", type=_size, metavar="SIZE", help="smallest size (4)")
@@ -252,9 +321,23 @@ def _portable(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _benchmark(text: str) -> str:
-    if text not in NAMES:
-        raise argparse.ArgumentTypeError(f"got {text!r}; need one of {', '.join(NAMES)}")
+    if text not in (*NAMES, OF_PROCESSES):
+        raise argparse.ArgumentTypeError(
+            f"got {text!r}; need one of {', '.join(NAMES)}, or {OF_PROCESSES} for those that begin so"
+        )
     return text
+
+
+def _some(of: Sequence[str]) -> Callable[[str], list[str]]:
+    def names(text: str) -> list[str]:
+        given = list(dict.fromkeys(text.split(",")))
+        if unknown := [name for name in given if name not in of]:
+            raise argparse.ArgumentTypeError(
+                f"got {', '.join(map(repr, unknown))}; need some of {', '.join(of)}, with commas between them"
+            )
+        return given
+
+    return names
 
 
 def _size(text: str) -> int:

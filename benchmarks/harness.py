@@ -45,6 +45,16 @@ class Timing:
         return self.percentile(50)
 
     @property
+    def p10(self) -> float:
+        """In seconds."""
+        return self.percentile(10)
+
+    @property
+    def p90(self) -> float:
+        """In seconds."""
+        return self.percentile(90)
+
+    @property
     def p95(self) -> float:
         """In seconds."""
         return self.percentile(95)

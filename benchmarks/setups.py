@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 from benchmarks.harness import Effort, Timing
+from benchmarks.processes.options import ProcessOptions
 from benchmarks.report import Report
 from benchmarks.rivals.rival import Rival
 from strategies import (
@@ -38,12 +39,14 @@ class Settings:
         ranks: the number of replicas where a benchmark does not try several.
         timeout: seconds that a rank waits for the others.
         rival: measured by turns with ours, if any.
+        processes: for the benchmarks between processes.
     """
 
     quick: bool
     ranks: int
     timeout: float
     rival: Rival | None
+    processes: ProcessOptions
 
     @property
     def effort(self) -> Effort:

@@ -1,7 +1,7 @@
 """TensorFlow's side of the benchmarks: answers ``measure`` lines on stdin, runs alone in its own interpreter.
 
 It imports nothing of ours. TensorFlow keeps its defaults for threads; there is one logical CPU device for
-each replica. What a case computes is what its twin of the same name computes in our suite, and each
+each replica. With ``TF_CONFIG`` set it is a program for ``rank.py`` instead: one worker of several, with one replica. What a case computes is what its twin of the same name computes in our suite, and each
 case checks its result against NumPy before it is timed.
 """
 
@@ -29,13 +29,20 @@ _IMPORT_SECONDS = time.perf_counter() - _begin - _numpy_seconds
 
 Call = Callable[[], Any]
 
+_AMONG_WORKERS = "TF_CONFIG" in os.environ
+
 LEARNING_RATE = 0.1
 SEED = 1
 
 
 @cache
 def strategy_of(replicas: int, cross_device_ops: str = "default") -> tf.distribute.Strategy:
-    """OneDevice for one replica, Mirrored for more; one of each kind, since the collectives of two would mix."""
+    """OneDevice for one replica, Mirrored for more; one of each kind, since the collectives of two would mix.
+
+    As one worker of several: MultiWorkerMirrored, which waits for the others to be there.
+    """
+    if _AMONG_WORKERS:
+        return tf.distribute.MultiWorkerMirroredStrategy()
     if replicas == 1:
         return tf.distribute.OneDeviceStrategy("cpu:0")
     ops = tf.distribute.ReductionToOneDevice() if cross_device_ops == "reduction_to_one_device" else None
@@ -110,6 +117,9 @@ def all_reduce(*, replicas: int, num_bytes: int, mode: str, cross_device_ops: st
     values = per_replica(strategy, num_bytes)
 
     def step(value: Any) -> Any:
+        if _AMONG_WORKERS:
+            # Which copies nothing; a graph's own argument is on no device, and MultiWorkerMirrored refuses that.
+            value = tf.identity(value)
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
     def over(values: Any) -> Any:
@@ -170,7 +180,7 @@ def mlp(*, replicas: int, batch: int, mode: str) -> tuple[Call, int]:
         return over(x, y)
 
     expected = mlp_losses(start, inputs, labels, steps=3)
-    losses = [sum(float(part) for part in strategy.experimental_local_results(call())) for _ in range(3)]
+    losses = [float(strategy.reduce(tf.distribute.ReduceOp.SUM, call(), axis=None)) for _ in range(3)]
     return call, int(np.count_nonzero(~np.isclose(losses, expected, rtol=1e-4)))
 
 
@@ -250,6 +260,11 @@ def answer_lines(lines: TextIO, out: TextIO) -> None:
         print(json.dumps(answer), file=out, flush=True)
 
 
+def about() -> dict[str, Any]:
+    """Who is here."""
+    return {"TensorFlow": tf.__version__, "NumPy": np.__version__, "threads": "its own defaults"}
+
+
 def main() -> None:
     """Say who is here, then answer."""
     # TensorFlow may write to stdout: only the answers may reach the other side.
@@ -259,14 +274,8 @@ def main() -> None:
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * num_devices
     )
-    about = {
-        "TensorFlow": tf.__version__,
-        "NumPy": np.__version__,
-        "logical CPUs": num_devices,
-        "threads": "its own defaults",
-        "import_seconds": _IMPORT_SECONDS,
-    }
-    print(json.dumps(about), file=out, flush=True)
+    told = {**about(), "logical CPUs": num_devices, "import_seconds": _IMPORT_SECONDS}
+    print(json.dumps(told), file=out, flush=True)
     answer_lines(sys.stdin, out)
 
 
