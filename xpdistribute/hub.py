@@ -21,7 +21,8 @@ from collections.abc import Callable
 from typing import final
 
 from xpdistribute.events import Event, Failed, Failure, Lost, Regrouped, Silent
-from xpdistribute.job import Action, Drop, Job, Send
+from xpdistribute.job import Job
+from xpdistribute.roster import Action, Drop, Send
 from xpdistribute.wire import LIMIT, Lines, WireError, encode
 
 HEARTBEAT_SECONDS = 10.0
@@ -48,6 +49,7 @@ class Hub:
         heartbeat_seconds: in an elastic job, a process that is silent for so long is treated as dead.
         grace: seconds that `close` takes at most to send what is under way.
         on_event: called with what happens, in the hub's thread; it must not take long.
+        listener: a socket that listens already, instead of one of ``host`` and ``port``.
 
     Raises:
         OSError: it cannot listen there.
@@ -64,10 +66,13 @@ class Hub:
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         grace: float = 0.5,
         on_event: Callable[[Event | Regrouped], None] | None = None,
+        listener: socket.socket | None = None,
     ) -> None:
         self._job = Job(num_processes, token, elastic=elastic, heartbeat_seconds=heartbeat_seconds)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=1024)
+        if listener is None:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listener = socket.create_server((host, port), family=family, backlog=1024)
+        self._listener = listener
         self._listener.setblocking(False)
         self._host = host
         self._grace = grace
@@ -190,7 +195,7 @@ class Hub:
             _log.warning("the hub could not take a connection: %s", error)
             time.sleep(0.02)
             return
-        if len(self._connections) >= len(self._job.members) + GUESTS:
+        if len(self._connections) >= self._job.num_processes + GUESTS:
             sock.close()
             return
         self._num_connections += 1

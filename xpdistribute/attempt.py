@@ -1,0 +1,446 @@
+"""One start of a job: mpiexec, the ranks that it has started, and those that take the places of dead ones.
+
+A single thread waits for everything at once: output, signals, children that end, what the hub tells. So there is no moment at
+which a signal comes too early or a child's end is missed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from xpdistribute.output import ERR, OUT, Ending, MpiexecWords, Output
+from xpdistribute.process_identity import identify
+from xpdistribute.rank_files import RankFiles, is_alive, send
+
+if TYPE_CHECKING:
+    from xpdistribute.events import Event, Regrouped
+    from xpdistribute.hub import Hub
+    from xpdistribute.membership import Membership
+
+_TO_START = 0.06
+"""Seconds after which the hub is loaded if no rank has asked for it before: the start of the ranks needs the cores first."""
+_TO_END = 1.2
+"""Seconds that ranks have to end by themselves after Ctrl-C or SIGTERM."""
+_TO_CLEAN_UP = 0.5
+"""Seconds that mpiexec has then; what is left is killed."""
+_TO_FAIL = 4.0
+"""Seconds that mpiexec has to end the others when a rank has failed; some don't do it by themselves."""
+_TO_NOTICE = 1.0
+"""Seconds that mpiexec has to end by itself when no rank is left; with ULFM it sometimes never does."""
+_LOOK_EVERY = 0.1
+"""Seconds between looks at the ranks of an elastic job, as nothing else says when they have ended."""
+_LOOK_SELDOM = 1.0
+"""Seconds between looks at the ranks of others, of which mpiexec tells unless they end with status 0."""
+
+
+class Culprit(NamedTuple):
+    """The rank that ended the job.
+
+    Args:
+        rank: its number; None where nobody knows.
+        pid: likewise.
+        host: likewise.
+        status: as a shell would give it; None where nobody knows.
+        text: what it said last.
+    """
+
+    rank: int | None
+    pid: int | None
+    host: str | None
+    status: int | None
+    text: str
+
+
+class Result(NamedTuple):
+    """How an attempt has ended.
+
+    Args:
+        status: for the launcher to exit with.
+        culprit: the rank that failed first, if one did.
+        signal: that told the launcher to end, if one did.
+        is_late: whether the time was over.
+        has_started: whether any rank had.
+    """
+
+    status: int
+    culprit: Culprit | None = None
+    signal: int | None = None
+    is_late: bool = False
+    has_started: bool = True
+
+
+class Attempt:
+    """One start of the job.
+
+    Args:
+        command: mpiexec with all its arguments.
+        environment: of mpiexec and of ranks that the launcher starts itself.
+        program: the command of one rank on this machine, for these.
+        listener: the descriptor of the socket that the ranks reach the hub at.
+        open_hub: starts the hub behind it, which calls what it is given with what happens.
+        files: where the ranks of this machine leave their ids and find their pipes.
+        output: where what they print goes.
+        is_local: whether all ranks are on this machine.
+        elastic: whether the others go on when one dies.
+        replacements: how many times each process is replaced then.
+        deadline: a `time.monotonic` at which the job is ended; None for never.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        program: Sequence[str],
+        listener: int,
+        open_hub: Callable[[Callable[[Event | Regrouped], None]], Hub],
+        files: RankFiles,
+        output: Output,
+        *,
+        num_processes: int,
+        is_local: bool,
+        elastic: bool,
+        replacements: int,
+        deadline: float | None,
+    ) -> None:
+        self._command = list(command)
+        self._environment = dict(environment)
+        self._program = list(program)
+        self._listener = listener
+        self._open_hub = open_hub
+        self._open_hub_at: float | None = None
+        self._files = files
+        self._output = output
+        self._num_processes = num_processes
+        self._is_local = is_local
+        self._elastic = elastic
+        self._replacements = replacements
+        self._deadline = deadline
+        self._words = MpiexecWords(output, is_tagged=not is_local)
+        self._events: deque[Event | Regrouped] = deque()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._sources: dict[int, tuple[int | None, int]] = {}
+        self._mpiexec = 0
+        self._mpiexec_status: int | None = None
+        self._children: dict[int, int] = {}  # ranks that the launcher has started itself, by process id
+        self._identities: dict[int, str] = {}  # of every process on this machine that was a rank
+        self._members: Membership | None = None
+        self._hub: Hub | None = None
+        self._declared: set[int] = set()  # ranks that ended without the hub
+        self._signal: int | None = None
+        self._is_late = False
+        self._is_closed = False
+        self._end_at: float | None = None
+        self._end_step = 0
+
+    def _tell(self, event: Event | Regrouped) -> None:
+        """What the hub calls, in its own thread."""
+        self._events.append(event)
+        self.wake()
+
+    def wake(self) -> None:
+        """Have the waiting thread look around."""
+        if self._is_closed:
+            return
+        try:
+            os.write(self._wake_write, b"\0")
+        except BlockingIOError:  # it has been woken many times already
+            return
+
+    def stop(self, number: int) -> None:
+        """End the job, as a signal asks for; a second one ends it at once."""
+        if self._signal is None:
+            self._signal = number
+            self._end_at = 0.0
+        else:
+            self._end_step = 2
+            self._end_at = 0.0
+        self.wake()
+
+    def run(self) -> Result:
+        """Start it, and return when no rank is left."""
+        watch = None
+        pipes: list[int] = []
+        try:
+            pipes = self._start()
+            watch = self._files.watch(self._mpiexec)
+            self._poll.register(self._listener, select.POLLIN)
+            self._open_hub_at = time.monotonic() + _TO_START
+            while not self._is_over():
+                self._wait()
+            self._drain()
+        except BrokenPipeError:
+            self._signal = signal.SIGPIPE  # nobody reads the output any more
+        finally:
+            self._kill_all()
+            if self._hub is not None:
+                self._hub.close()
+            if watch is not None:
+                os.write(watch, b"done\n")
+                os.close(watch)
+            self._is_closed = True
+            for descriptor in (*pipes, self._wake_read, self._wake_write):
+                os.close(descriptor)
+        return self._result()
+
+    # ------------------------------------------------------------ starting
+
+    def _start(self) -> list[int]:
+        actions: list[tuple[int, ...]] = []
+        reads, writes = [], []
+        for stream in (OUT, ERR):
+            read, written = os.pipe()
+            os.set_blocking(read, False)
+            reads.append(read)
+            writes.append(written)
+            self._sources[read] = (None, stream)
+            actions.append((os.POSIX_SPAWN_DUP2, written, stream))
+        null = os.open(os.devnull, os.O_RDONLY)
+        if os.isatty(0):
+            # In a group of its own mpiexec can't read from the terminal; in ours it would get each Ctrl-C twice.
+            actions.append((os.POSIX_SPAWN_DUP2, null, 0))
+        self._sources.update(self._files.pipes)
+        for descriptor in (*self._sources, self._wake_read):
+            self._poll.register(descriptor, select.POLLIN)
+        try:
+            self._mpiexec = self._spawn(self._command, self._environment, actions)
+        finally:
+            for descriptor in (*writes, null):
+                os.close(descriptor)
+        return reads
+
+    def _spawn(
+        self, command: Sequence[str], environment: Mapping[str, str], actions: Sequence[tuple[int, ...]] = ()
+    ) -> int:
+        return os.posix_spawn(
+            command[0],
+            list(command),
+            environment,
+            file_actions=actions,
+            setpgroup=0,
+            setsigmask=(),
+            setsigdef=(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE),
+        )
+
+    def _replace(self, process: int) -> None:
+        environment = {**self._environment, "XPDISTRIBUTE_RANK": str(process), "XPDISTRIBUTE_JOIN": "1"}
+        pid = self._spawn(self._files.command(self._program), environment)
+        self._children[pid] = process
+        self._identities[pid] = identify(pid)
+
+    # ------------------------------------------------------------ waiting
+
+    def _wait(self) -> None:
+        for descriptor, _ in self._poll.poll(self._patience() * 1000):
+            if descriptor == self._listener:
+                self._open_hub_at = 0.0
+            elif descriptor == self._wake_read:
+                os.read(descriptor, 1 << 16)
+            elif not self._read(descriptor):
+                self._poll.unregister(descriptor)
+                del self._sources[descriptor]
+        self._reap()
+        self._look()
+        while self._events:
+            self._handle(self._events.popleft())
+        now = time.monotonic()
+        if self._open_hub_at is not None and now >= self._open_hub_at:
+            self._open_hub_at = None
+            self._poll.unregister(self._listener)
+            self._hub = self._open_hub(self._tell)
+        if self._deadline is not None and now >= self._deadline and not self._is_late:
+            self._is_late = True
+            self._end_at = 0.0 if self._end_at is None else self._end_at
+        if self._end_at is not None and now >= self._end_at:
+            self._end(now)
+
+    def _patience(self) -> float:
+        """Seconds to wait at most."""
+        deadline = None if self._is_late else self._deadline
+        times = [at for at in (self._end_at, self._open_hub_at, deadline) if at is not None]
+        patience = max(0.0, min(times) - time.monotonic()) if times else 3600.0
+        if self._elastic or self._mpiexec_status is not None:
+            return min(patience, _LOOK_EVERY)
+        return min(patience, _LOOK_SELDOM)
+
+    def _read(self, descriptor: int) -> bool:
+        """Take what there is on it; whether there may be more."""
+        rank, stream = self._sources[descriptor]
+        try:
+            data = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            return True
+        if not data:
+            return False
+        if rank is None:
+            self._words.take(stream, data)
+        else:
+            self._output.take(rank, stream, data)
+        return True
+
+    def _drain(self) -> None:
+        """Take what is still in the pipes. Not until their end: a rank's own children may have them open."""
+        for descriptor in list(self._sources):
+            while select.select([descriptor], [], [], 0)[0] and self._read(descriptor):
+                pass
+        self._words.flush()
+        self._output.flush()
+
+    def _reap(self) -> None:
+        for pid in [*self._children, *([self._mpiexec] if self._mpiexec_status is None else [])]:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if not ended:
+                continue
+            code = os.waitstatus_to_exitcode(status)
+            code = 128 - code if code < 0 else code
+            if pid == self._mpiexec:
+                self._mpiexec_status = code
+            else:
+                del self._children[pid]
+
+    # ------------------------------------------------------------ what the hub tells
+
+    def _handle(self, event: Event | Regrouped) -> None:
+        if self._members is None:
+            from xpdistribute.membership import Membership  # noqa: PLC0415  # loaded while the ranks start
+
+            self._members = Membership(
+                elastic=self._elastic,
+                replacements=self._replacements,
+                host=None if self._is_local else own_host(),
+            )
+        decision = self._members.handle(event)
+        if decision.ends_job and self._end_at is None:
+            self._end_at = time.monotonic() + _TO_FAIL
+        if decision.kill is not None:
+            pid, identity = decision.kill
+            send(pid, signal.SIGKILL, identity)
+        if decision.say is not None and self._end_at is None:
+            self._output.say(decision.say)
+        if decision.replace is not None and self._end_at is None:
+            self._replace(decision.replace)
+
+    def _look(self) -> None:
+        """Tell the hub of ranks that ended without ever talking to it, while others wait for them."""
+        if self._members is None or self._hub is None or not self._is_local:
+            return
+        for rank, pid in self._files.pids().items():
+            if pid not in self._declared and not self._members.knows(pid) and not is_alive(pid):
+                self._declared.add(pid)
+                self._hub.declare_lost(rank, f"its process (pid {pid}) ended without joining the job")
+
+    # ------------------------------------------------------------ ending
+
+    def _is_over(self) -> bool:
+        """Whether no rank is left; also sees to it that mpiexec notices."""
+        if self._mpiexec_status is not None and not self._children:
+            # With --elastic too: mpiexec ends when the ranks that it has started have.
+            return True
+        if not self._elastic or self._end_at is not None or self._children:
+            return False
+        pids = self._files.pids()
+        if self._is_local and len(pids) == self._num_processes and not any(map(is_alive, pids.values())):
+            self._end_at = time.monotonic() + _TO_NOTICE
+            self._end_step = 1
+        return False
+
+    def _end(self, now: float) -> None:
+        """The next, sterner step to end what is left."""
+        if self._end_step == 0:
+            number = self._signal or signal.SIGTERM
+            if self._signal == signal.SIGINT:
+                # Everybody's traceback of the same Ctrl-C would bury what the first one says.
+                self._output.hidden.update((rank, ERR) for rank in range(1, self._num_processes))
+            for pid, identity in self._ranks().items():
+                send(pid, number, identity)
+            self._end_step, self._end_at = 1, now + _TO_END
+            if self._is_local and self._files.pids():
+                return
+            self._end_at = now  # the ranks of other hosts are mpiexec's to tell
+        if self._end_step == 1:
+            self._signal_mpiexec(signal.SIGTERM)
+            for pid in self._children:
+                send(pid, signal.SIGKILL, self._identities[pid])
+            self._end_step, self._end_at = 2, now + (_TO_CLEAN_UP if self._is_local else 3 * _TO_CLEAN_UP)
+        elif self._end_step == 2:
+            self._kill_all()
+            self._end_at = now + _TO_CLEAN_UP
+
+    def _ranks(self) -> dict[int, str]:
+        """Identities of the ranks of this machine, by process id."""
+        for pid in self._files.pids().values():
+            if pid not in self._identities:
+                self._identities[pid] = identify(pid)
+        return self._identities
+
+    def _kill_all(self) -> None:
+        """Whatever is left, at once."""
+        for pid, identity in self._ranks().items():
+            send(pid, signal.SIGKILL, identity)
+        self._signal_mpiexec(signal.SIGKILL)
+        if self._mpiexec and self._mpiexec_status is None:
+            self._mpiexec_status = 128 - os.waitstatus_to_exitcode(os.waitpid(self._mpiexec, 0)[1])
+        for pid in list(self._children):
+            os.waitpid(pid, 0)
+            del self._children[pid]
+
+    def _signal_mpiexec(self, number: int) -> None:
+        if self._mpiexec and self._mpiexec_status is None:
+            os.kill(self._mpiexec, number)
+
+    # ------------------------------------------------------------ the result
+
+    def _result(self) -> Result:
+        pids = self._files.pids()
+        has_started = bool(pids) or not self._is_local
+        if self._signal is not None:
+            return Result(128 + self._signal, signal=self._signal, has_started=has_started)
+        if self._is_late:
+            return Result(124, is_late=True, has_started=has_started)
+        status = self._mpiexec_status or 0
+        if self._elastic and self._members is not None:
+            if self._members.has_ended_well:
+                return Result(0)
+            status = status or 1
+        culprit = self._culprit(status, pids)
+        if culprit is None:
+            return Result(status, has_started=has_started)
+        return Result(culprit.status or status or 1, culprit, has_started=has_started)
+
+    def _culprit(self, status: int, pids: Mapping[int, int]) -> Culprit | None:
+        first = None if self._members is None else self._members.first
+        endings = [_completed(ending, pids) for ending in self._words.endings]
+        if not status:
+            return None
+        if first is None or first.process is None:
+            if not endings:
+                return None
+            ending = endings[0]
+            text = "" if ending.rank is None else self._output.last_words(ending.rank)
+            return Culprit(
+                ending.rank, ending.pid, own_host() if self._is_local else None, ending.status, text
+            )
+        own = next((ending.status for ending in endings if ending.rank == first.process), None)
+        if own is None:
+            own = status if first.has_died or status > 1 else 1
+        text = self._output.last_words(first.process) if first.has_died else first.text
+        pid = first.pid or pids.get(first.process)
+        return Culprit(first.process, pid, first.host or None, own, text)
+
+
+def _completed(ending: Ending, pids: Mapping[int, int]) -> Ending:
+    """With the rank that a process id belongs to, and the other way round."""
+    if ending.rank is None:
+        return ending._replace(rank=next((rank for rank, pid in pids.items() if pid == ending.pid), None))
+    return ending if ending.pid is not None else ending._replace(pid=pids.get(ending.rank))
+
+
+def own_host() -> str:
+    """What a process of this machine calls its host."""
+    return os.environ.get("XPDISTRIBUTE_HOST") or os.uname().nodename
