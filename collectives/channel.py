@@ -89,6 +89,7 @@ class Channel:
     Attributes:
         failure: why nothing can be done together any more, a `PeerFailedError` or `CollectiveTimeoutError`; None while all is well.
             Raise it by `check`. A `regroup` takes it back.
+        gone: the processes that have failed or died, each with what to raise where it is waited for; replaced, never changed.
         left: the processes that have ended in good order. Whoever waits for one of them raises `ended`.
         process: this process's number; -1 for a newcomer before its first `regroup`.
         num_processes: how many the job has.
@@ -103,6 +104,7 @@ class Channel:
 
     def __init__(self, sock: socket.socket, lines: Lines, welcome: Message, host: str, address: str) -> None:
         self.failure: BaseException | None = None
+        self.gone: Mapping[int, PeerFailedError] = {}
         self.left: frozenset[int] = frozenset()
         process = welcome["process"]
         self.process: int = -1 if process is None else process
@@ -459,7 +461,9 @@ class Channel:
             elif kind == "missing":
                 _log.warning("%s: waiting for %s", message["key"] or "regroup", message["text"])
             elif kind in ("failed", "lost"):
-                self._fail(_gone(message, self.num_processes))
+                error = _gone(message, self.num_processes)
+                self.gone = {**self.gone, message["process"]: error}
+                self._fail(error)
                 if message.get("how") == "stopped" and message["host"] == self.host:
                     # Were it to go on, it would write into memory that is not its own any more.
                     kill(message["pid"], message["identity"])
@@ -507,6 +511,7 @@ class Channel:
         self.num_processes = len(message["members"])
         self.newcomers = message["waiting"]
         self.epoch = message["epoch"]
+        self.gone = {}
         self.left = frozenset()
         self._left_peers.clear()
         self._reports.clear()

@@ -1,21 +1,104 @@
-"""One question to all processes of a job: what are you doing?
+"""The question to all processes of a job: what are you doing?
 
 It is asked when a process has waited too long or has seen that calls differ. Everybody gets the same answer.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import Any, final
 
+from xpdistribute.roster import Peer, Roster, field, number
 from xpdistribute.wire import Message
 
 PATIENCE = 1.5
 """Seconds that a process has to say what it is doing."""
 
+_KEPT = 8
+
 
 @final
-class Inquiry:
+class Inquiries:
+    """Asks one at a time, and keeps the last reports for those who come to ask the same."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._open: _Inquiry | None = None
+        self._num_asked = 0
+        self._reports: deque[tuple[tuple[str, str], Message]] = deque(maxlen=_KEPT)
+
+    def ask(self, peer: Peer, message: Message) -> None:
+        """A process wants to know what all of them do, and says what it does itself."""
+        request = {
+            "kind": field(message, "kind", str),
+            "about": field(message, "about", str),
+            "waited": field(message, "waited", float),
+            "state": field(message, "state", dict),
+        }
+        if peer.process is None:
+            return
+        about = (request["kind"], request["about"])
+        known = next((report for key, report in self._reports if request["about"] and key == about), None)
+        if known is not None:
+            self._roster.send([peer], known)
+            return
+        if self._open is not None:
+            self._open.answer(peer.process, request["state"])
+        else:
+            asked = [one for one in self._roster.members if one.connection is not None]
+            self._num_asked += 1
+            self._open = _Inquiry(
+                self._num_asked, request, peer.process, map(number, asked), self._roster.now
+            )
+            question = {"type": "state_wanted", "id": self._num_asked}
+            self._roster.send((one for one in asked if one is not peer), question)
+        self.settle()
+
+    def answer(self, peer: Peer, message: Message) -> None:
+        """A process says what it does."""
+        asked, state = field(message, "id", int), field(message, "state", dict)
+        if self._open is not None and asked == self._open.number and peer.process is not None:
+            self._open.answer(peer.process, state)
+            self.settle()
+
+    def settle(self) -> None:
+        """Report if nobody is waited for any more, or too long."""
+        if self._open is None:
+            return
+        for peer in self._roster.members:
+            if peer.connection is None:
+                self._open.give_up_on(number(peer))
+        if self._open.is_answered or self._open.deadline <= self._roster.now:
+            self._conclude(self._open)
+
+    def close(self) -> None:
+        """Report what is known; later questions are about another make-up of the job."""
+        if self._open is not None:
+            self._conclude(self._open)
+        self._reports.clear()
+
+    @property
+    def deadline(self) -> float | None:
+        """When to settle at the latest."""
+        return self._open.deadline if self._open is not None else None
+
+    def _conclude(self, inquiry: _Inquiry) -> None:
+        self._open = None
+        members = self._roster.members
+        report = inquiry.report({number(peer): self._unanswered(peer) for peer in members})
+        self._reports.append((inquiry.about, report))
+        self._roster.send(members, report)
+
+    def _unanswered(self, peer: Peer) -> Message:
+        known: Message = {"process": peer.process, "pid": peer.pid, "host": peer.host}
+        if peer.connection is None:
+            return {**known, "gone": peer.standing.value}
+        return {**known, "silent": True, "unheard_seconds": round(self._roster.now - peer.heard, 1)}
+
+
+@final
+class _Inquiry:
     """A report in the making.
 
     Args:

@@ -1,0 +1,467 @@
+"""What a hub decides, without sockets and clocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from xpdistribute.events import Failed, Joined, Left, Lost, Regrouped, Silent
+from xpdistribute.job import Job
+from xpdistribute.roster import Drop, Send, Tell
+
+TOKEN = "secret"
+Told = dict[int, list[dict[str, Any]]]
+
+
+class Played:
+    """A job whose processes speak when the test says so. Process k has connection 10 + k and pid 100 + k."""
+
+    def __init__(
+        self, size: int, *, elastic: bool = False, heartbeat: float = 10.0, come: bool = True
+    ) -> None:
+        self.job = Job(size, TOKEN, elastic=elastic, heartbeat_seconds=heartbeat)
+        self.now = 0.0
+        self.events: list[Any] = []
+        self.dropped: list[int] = []
+        if come:
+            for process in range(size):
+                self.come(process)
+
+    def come(self, process: int | None, connection: int | None = None, **fields: Any) -> Told:
+        connection = 10 + (process or 0) if connection is None else connection
+        self.done(self.job.connected(connection, self.now))
+        hello = {
+            "process": process,
+            "join": False,
+            "pid": connection + 90,
+            "host": "here",
+            "identity": "",
+            "size": None,
+        }
+        return self.say(connection, "hello", **{"token": TOKEN, **hello, **fields})
+
+    def say(self, connection: int, kind: str, /, **fields: Any) -> Told:
+        return self.done(self.job.received(connection, {"type": kind, **fields}, self.now))
+
+    def end(self, connection: int) -> Told:
+        return self.done(self.job.disconnected(connection, self.now))
+
+    def wait(self, seconds: float) -> Told:
+        self.now += seconds
+        return self.done(self.job.tick(self.now))
+
+    def done(self, actions: list[Any]) -> Told:
+        told: Told = {}
+        for action in actions:
+            if isinstance(action, Send):
+                for connection in action.connections:
+                    told.setdefault(connection, []).append(action.message)
+            elif isinstance(action, Drop):
+                self.dropped.append(action.connection)
+            else:
+                assert isinstance(action, Tell)
+                self.events.append(action.event)
+        return told
+
+
+def kinds(told: Told) -> dict[int, list[str]]:
+    return {connection: [message["type"] for message in messages] for connection, messages in told.items()}
+
+
+# ------------------------------------------------------------------------ coming
+
+
+def test_a_process_is_welcomed_with_its_number_and_the_size_of_the_job() -> None:
+    job = Played(2, come=False)
+    (welcome,) = job.come(1)[11]
+    assert (welcome["type"], welcome["process"], welcome["num_processes"]) == ("welcome", 1, 2)
+    assert job.events == [Joined(1, 101, "here", "")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "words"),
+    [
+        ({"process": 2}, "value", "process 2 (pid 110, host here): need a number in 0..1"),
+        ({"process": -1}, "value", "need a number in 0..1"),
+        ({"process": 0}, "value", "process 0 (pid 100, host here) has this number already"),
+        ({"process": 1, "size": 3}, "value", "got a job of 3 processes; need 2"),
+        ({"process": 1, "token": "other"}, "runtime", "XPDISTRIBUTE_TOKEN"),
+        ({"process": 1, "token": "\udcff"}, "runtime", "XPDISTRIBUTE_TOKEN"),
+        ({"process": None, "join": True}, "runtime", "start it with --elastic"),
+        ({"process": None}, "runtime", "process: got NoneType; need int"),
+        ({"process": True}, "runtime", "process: got bool; need int"),
+        ({"process": 1, "pid": "x"}, "runtime", "pid: got str; need int"),
+    ],
+)
+def test_who_does_not_fit_is_refused_and_hears_why(fields: dict[str, Any], kind: str, words: str) -> None:
+    job = Played(2, come=False)
+    job.come(0)
+    refused = job.come(connection=20, **{"process": 1, **fields})[20][0]
+    assert (refused["type"], refused["kind"]) == ("refused", kind)
+    assert words in refused["text"]
+    assert job.dropped == [20]
+    # Nothing is left of it: process 1 can still come.
+    assert kinds(job.come(1)) == {11: ["welcome"]}
+
+
+def test_who_connects_and_says_nothing_is_dropped() -> None:
+    job = Played(1, come=False)
+    job.job.connected(20, 0.0)
+    assert kinds(job.wait(9.0)) == {}
+    assert kinds(job.wait(2.0)) == {20: ["refused"]}
+
+
+def test_who_comes_late_hears_what_has_happened_before() -> None:
+    job = Played(3, come=False)
+    job.come(0)
+    job.come(1)
+    job.say(11, "failed", text="KeyError: 'boom'")
+    assert kinds(job.come(2))[12] == ["welcome", "failed"]
+
+
+# ----------------------------------------------------------------------- gathers
+
+
+def test_a_gather_is_answered_when_all_have_come_with_the_values_by_process() -> None:
+    job = Played(3)
+    assert job.say(12, "gather", key="k", value="c", epoch=0) == {}
+    assert job.say(10, "gather", key="k", value=None, epoch=0) == {}
+    told = job.say(11, "gather", key="k", value=[1], epoch=0)
+    assert kinds(told) == {10: ["gathered"], 11: ["gathered"], 12: ["gathered"]}
+    assert told[10][0]["values"] == [None, [1], "c"]
+    # The key is free again.
+    assert job.say(10, "gather", key="k", value=1, epoch=0) == {}
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+@pytest.mark.parametrize("how", ["dies", "fails", "ends"])
+def test_a_gather_fails_for_all_who_wait_when_a_process_is_gone(how: str, elastic: bool) -> None:
+    job = Played(3, elastic=elastic)
+    job.say(10, "gather", key="k", value=1, epoch=0)
+    job.say(11, "gather", key="k", value=1, epoch=0)
+    if how == "dies":
+        told = job.end(12)
+    else:
+        told = job.say(12, "failed", text="boom") if how == "fails" else job.say(12, "goodbye")
+    assert [message["type"] for message in told[10]][1:] == ["gather_failed"]
+    assert told[10] == told[11]
+    assert told[10][1]["process"] == 2
+    # It fails at once for who comes later.
+    assert job.say(10, "gather", key="later", value=1, epoch=0)[10][0]["kind"] == "gone"
+
+
+def test_who_gives_up_a_gather_ends_it_for_all_with_the_names_of_the_missing() -> None:
+    job = Played(4, come=False)
+    for process in (0, 1, 2):
+        job.come(process)
+    job.say(10, "gather", key="boot", value=1, epoch=0)
+    job.say(11, "gather", key="boot", value=1, epoch=0)
+    assert "process 3 (it has not connected yet)" in job.say(10, "who", key="boot")[10][0]["text"]
+    told = job.say(10, "give_up", key="boot", waited=5)
+    assert told[10] == told[11]
+    assert told[10][0]["missing"] == [2, 3]
+    assert told[10][0]["text"] == (
+        "boot: process 0 (pid 100, host here) waited 5 s for process 2 (pid 102, host here), process 3 (it has not "
+        "connected yet)"
+    )
+
+
+def test_a_second_gather_of_a_key_by_one_process_is_refused_and_the_first_goes_on() -> None:
+    job = Played(2)
+    job.say(10, "gather", key="k", value=1, epoch=0)
+    assert job.say(10, "gather", key="k", value=2, epoch=0)[10][0]["kind"] == "value"
+    assert job.say(11, "gather", key="k", value=3, epoch=0)[11][0]["values"] == [1, 3]
+
+
+# ---------------------------------------------------------------- failing, going
+
+
+def test_the_others_hear_of_a_failure_before_its_process_may_end() -> None:
+    job = Played(3)
+    actions = job.job.received(11, {"type": "failed", "text": "KeyError: 'boom'"}, 0.0)
+    sends = [action for action in actions if isinstance(action, Send)]
+    assert [send.message["type"] for send in sends] == ["failed", "heard"]
+    assert sends[0].connections == (10, 12)
+    job.done(actions)
+    assert job.end(11) == {}, "that it ends then is no news"
+    assert job.events[3:] == [Failed(1, 101, "here", "", "KeyError: 'boom'", None)]
+
+
+def test_who_fails_because_another_one_did_is_told_to_the_host_only() -> None:
+    job = Played(2)
+    job.say(11, "failed", text="KeyError: 'boom'")
+    assert kinds(job.say(10, "failed", text="PeerFailedError", follows=1)) == {10: ["heard"]}
+    assert [event.follows for event in job.events[2:]] == [None, 1]
+
+
+def test_who_is_gone_without_a_word_has_died() -> None:
+    job = Played(2)
+    (lost,) = job.end(11)[10]
+    assert (lost["type"], lost["process"], lost["pid"], lost["how"]) == ("lost", 1, 101, "died")
+    assert isinstance(job.events[-1], Lost)
+
+
+def test_who_says_goodbye_has_left_and_the_job_is_finished_when_all_are_gone() -> None:
+    job = Played(2)
+    assert kinds(job.say(11, "goodbye")) == {10: ["left"], 11: ["heard"]}
+    assert job.events[-1] == Left(1, 101, "here", "")
+    job.say(10, "goodbye")
+    assert not job.job.is_finished
+    job.end(11)
+    job.end(10)
+    assert job.job.is_finished
+
+
+def test_the_host_can_declare_dead_who_never_came() -> None:
+    job = Played(3, come=False)
+    job.come(0)
+    job.say(10, "gather", key="boot", value=1, epoch=0)
+    told = job.done(job.job.declare_lost(2, "it ended with status 3", 0.0))
+    assert kinds(told) == {10: ["lost", "gather_failed"]}
+    assert told[10][0]["why"] == "it ended with status 3"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "nonsense"},
+        {"type": 3},
+        {},
+        {"type": "gather", "key": 1, "value": 1, "epoch": 0},
+        {"type": "gather", "key": "k"},
+        {"type": "report", "kind": "timeout", "about": "", "waited": "long", "state": {}},
+        {"type": "state", "id": "1", "state": {}},
+        {"type": "regroup", "admit": 1},
+        {"type": "failed", "text": None},
+        {"type": "give_up", "key": [], "waited": 1.0},
+    ],
+)
+def test_who_talks_nonsense_is_dropped_and_told_to_the_others(message: dict[str, Any]) -> None:
+    job = Played(2, elastic=True)
+    told = job.done(job.job.received(11, message, 0.0))
+    assert told[11][-1]["type"] == "refused"
+    assert told[10][-1]["type"] == "lost"
+    assert "did not understand" in told[10][-1]["why"]
+    assert job.dropped == [11]
+
+
+def test_silence_is_death_in_an_elastic_job_only() -> None:
+    job = Played(2, elastic=True, heartbeat=10.0)
+    job.wait(6.0)
+    job.say(10, "ping")
+    told = job.wait(5.0)
+    assert kinds(told) == {11: ["expelled"], 10: ["lost"]}
+    assert told[10][0]["how"] == "stopped"
+    assert isinstance(job.events[-1], Silent)
+    assert Played(2).wait(1000.0) == {}
+
+
+def test_nobody_is_dead_for_the_time_that_the_hub_itself_was_stopped() -> None:
+    job = Played(2, elastic=True, heartbeat=10.0)
+    job.job.paused(60.0)
+    assert job.wait(60.0) == {}
+
+
+# ----------------------------------------------------------------------- reports
+
+
+def ask(job: Played, process: int, about: str = "", kind: str = "timeout") -> Told:
+    return job.say(
+        10 + process,
+        "report",
+        kind=kind,
+        about=about,
+        waited=3,
+        state={"call": f"call of {process}", "seq": 7},
+    )
+
+
+def test_everybody_gets_one_report_when_all_have_answered() -> None:
+    job = Played(3)
+    assert kinds(ask(job, 1)) == {10: ["state_wanted"], 12: ["state_wanted"]}
+    job.say(10, "state", id=1, state={"call": "zero"})
+    told = job.say(12, "state", id=1, state={"call": "two"})
+    assert told[10] == told[11] == told[12]
+    (report,) = told[10]
+    assert [state["call"] for state in report["states"]] == ["zero", "call of 1", "two"]
+    assert (report["reporter"], report["waited"]) == (1, 3.0)
+
+
+def test_who_does_not_answer_in_time_is_reported_silent_with_pid_and_host() -> None:
+    job = Played(2)
+    ask(job, 0)
+    assert job.wait(1.0) == {}
+    (report,) = job.wait(0.6)[10]
+    assert report["states"][1] == {
+        "process": 1,
+        "pid": 101,
+        "host": "here",
+        "silent": True,
+        "unheard_seconds": 1.6,
+    }
+
+
+def test_two_who_ask_at_the_same_time_get_the_same_report() -> None:
+    job = Played(3)
+    ask(job, 0)
+    assert ask(job, 2) == {}
+    told = job.say(11, "state", id=1, state={"call": "one"})
+    assert kinds(told) == {10: ["report"], 11: ["report"], 12: ["report"]}
+    assert [state["call"] for state in told[12][0]["states"]] == ["call of 0", "one", "call of 2"]
+
+
+def test_who_asks_later_about_the_same_gets_the_same_report_and_about_something_else_a_new_one() -> None:
+    job = Played(2)
+    ask(job, 0, "seq 7", "mismatch")
+    first = job.say(11, "state", id=1, state={})[10][0]
+    assert ask(job, 1, "seq 7", "mismatch") == {11: [first]}
+    assert kinds(ask(job, 1, "seq 8", "mismatch")) == {10: ["state_wanted"]}
+
+
+def test_a_report_does_not_wait_for_the_dead_and_says_how_they_went() -> None:
+    job = Played(4, come=False)
+    for process in (0, 1, 2):
+        job.come(process)
+    job.say(12, "goodbye")
+    job.end(12)
+    ask(job, 0)
+    told = job.end(11)
+    states = told[10][-1]["states"]
+    assert [state.get("gone") for state in states[1:]] == [
+        "it is dead",
+        "it has ended its program",
+        "it has not connected yet",
+    ]
+
+
+def test_a_process_that_is_alone_reports_alone() -> None:
+    assert kinds(ask(Played(1), 0)) == {10: ["report"]}
+
+
+# ----------------------------------------------------------------------- regroup
+
+
+def regroup(
+    job: Played, connection: int, epoch: int | None = 0, info: Any = None, admit: bool = False
+) -> Told:
+    return job.say(connection, "regroup", epoch=epoch, info=info, admit=admit)
+
+
+def test_survivors_go_on_with_dense_numbers_in_their_old_order() -> None:
+    job = Played(4, elastic=True)
+    job.end(11)
+    assert regroup(job, 13, info="three") == {}
+    assert regroup(job, 10, info="zero") == {}
+    told = regroup(job, 12, info="two")
+    assert {connection: messages[0]["process"] for connection, messages in told.items()} == {
+        10: 0,
+        12: 1,
+        13: 2,
+    }
+    assert [one["old_process"] for one in told[10][0]["members"]] == [0, 2, 3]
+    assert [one["info"] for one in told[10][0]["members"]] == ["zero", "two", "three"]
+    assert told[10][0]["epoch"] == 1
+    assert job.events[-1] == Regrouped(1, (100, 102, 103), ("here",) * 3)
+    # With the new numbers everything works as before.
+    for connection in (10, 12):
+        assert job.say(connection, "gather", key="k", value=connection, epoch=1) == {}
+    assert job.say(13, "gather", key="k", value=13, epoch=1)[10][0]["values"] == [10, 12, 13]
+
+
+def test_a_loss_in_the_middle_of_a_regroup_is_not_waited_for() -> None:
+    job = Played(4, elastic=True)
+    job.end(13)
+    regroup(job, 10)
+    regroup(job, 12)
+    told = job.end(11)
+    assert kinds(told) == {10: ["lost", "regrouped"], 12: ["lost", "regrouped"]}
+
+
+def test_one_who_had_come_to_the_regroup_and_died_is_not_in_it() -> None:
+    job = Played(3, elastic=True)
+    job.end(12)
+    regroup(job, 11)
+    job.end(11)
+    told = regroup(job, 10)
+    assert [one["old_process"] for one in told[10][0]["members"]] == [0]
+
+
+def test_who_has_failed_or_left_is_not_waited_for_nor_talked_to_any_more() -> None:
+    job = Played(4, elastic=True)
+    job.say(11, "failed", text="boom")
+    job.say(12, "goodbye")
+    regroup(job, 10)
+    told = regroup(job, 13)
+    assert [one["old_process"] for one in told[10][0]["members"]] == [0, 3]
+    assert sorted(job.dropped) == [11, 12]
+    assert job.end(11) == {}
+
+
+def test_a_newcomer_is_parked_until_all_admit_it() -> None:
+    job = Played(2, elastic=True)
+    told = job.come(None, connection=30, join=True)
+    assert told[30][0]["process"] is None
+    assert kinds(regroup(job, 30, None, "new", True)) == {10: ["waiting"], 11: ["waiting"]}
+    regroup(job, 10, admit=True)
+    told = regroup(job, 11, admit=False)
+    assert len(told[10][0]["members"]) == 2
+    assert told[10][0]["waiting"] == 1
+    regroup(job, 10, 1, admit=True)
+    told = regroup(job, 11, 1, admit=True)
+    assert told[30][0]["process"] == 2
+    assert told[10][0]["members"][2] == {
+        "pid": 120,
+        "host": "here",
+        "old_process": None,
+        "info": "new",
+    }
+    assert told[10][0]["waiting"] == 0
+
+
+def test_newcomers_that_are_not_ready_or_die_hold_nobody_up() -> None:
+    job = Played(2, elastic=True)
+    job.come(None, connection=30, join=True)
+    job.come(None, connection=31, join=True)
+    regroup(job, 31, None, None, True)
+    assert job.end(31)[10] == [{"type": "waiting", "count": 0}]
+    regroup(job, 10, admit=True)
+    assert len(regroup(job, 11, admit=True)[10][0]["members"]) == 2
+
+
+def test_newcomers_are_sent_away_when_the_job_has_ended() -> None:
+    job = Played(1, elastic=True)
+    job.come(None, connection=30, join=True)
+    regroup(job, 30, None, None, True)
+    told = job.say(10, "goodbye")
+    assert kinds(told)[30] == ["refused"]
+    assert kinds(job.come(None, connection=31, join=True))[31] == ["refused"]
+
+
+def test_who_gives_up_a_regroup_ends_it_for_all_who_wait() -> None:
+    job = Played(3, elastic=True)
+    regroup(job, 10)
+    regroup(job, 11)
+    told = job.say(11, "give_up", key=None, waited=2.0)
+    assert told[10][0] == told[11][0]
+    assert told[10][0]["missing"] == [2]
+    assert regroup(job, 12) == {}
+
+
+def test_a_job_that_is_not_elastic_does_not_regroup() -> None:
+    job = Played(2)
+    job.end(11)
+    assert regroup(job, 10)[10][0]["type"] == "regroup_failed"
+
+
+def test_nobody_takes_a_number_of_a_job_that_has_changed() -> None:
+    job = Played(2, elastic=True)
+    job.end(11)
+    regroup(job, 10)
+    assert "join it as a newcomer" in job.come(1)[11][0]["text"]
+
+
+@pytest.mark.parametrize("arguments", [{"num_processes": 0}, {"heartbeat_seconds": 0.0}])
+def test_a_job_needs_processes_and_a_heartbeat(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="Job: got"):
+        Job(**{"num_processes": 1, "token": "", "elastic": True, "heartbeat_seconds": 1.0, **arguments})
