@@ -10,13 +10,10 @@ import contextlib
 import copy
 import logging
 import os
-import select
-import socket
-import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -28,16 +25,13 @@ from collectives.errors import (
 )
 from collectives.exit_hooks import ExitHooks
 from collectives.hang_report import TIMEOUT, HangReport, stacks_now
-from xpdistribute.hub import prepare
+from collectives.hub_connection import TELL_EVERY, HubConnection
 from xpdistribute.process_identity import identify, kill
-from xpdistribute.wire import LIMIT, Lines, Message, WireError, encode, split_address
+from xpdistribute.wire import LIMIT, Message, WireError, encode
 
-TELL_EVERY = 10.0
-"""Seconds between two lines of the log that say who is waited for."""
 TO_BE_HEARD = 0.3
 """Seconds that a process which ends waits until the hub has its last words."""
 _TO_ANSWER = 2.0
-_TO_SEND = 30.0
 _REPORTS_KEPT = 8
 
 _log = logging.getLogger("xpdistribute")
@@ -102,7 +96,10 @@ class Channel:
             call) and ``recent`` (its last calls).
     """
 
-    def __init__(self, sock: socket.socket, lines: Lines, welcome: Message, host: str, address: str) -> None:
+    def __init__(
+        self, connection: HubConnection, host: str, describe: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        welcome = connection.welcome
         self.failure: BaseException | None = None
         self.gone: Mapping[int, PeerFailedError] = {}
         self.left: frozenset[int] = frozenset()
@@ -113,14 +110,11 @@ class Channel:
         self.epoch: int = welcome["epoch"]
         self.elastic: bool = welcome["elastic"]
         self.report: HangReport | None = None
-        self.describe: Callable[[], Mapping[str, Any]] = dict
+        self.describe = describe
         self.host = host
-        self.address = address
-        self._sock = sock
-        self._lines = lines
-        self._ping_every: float = welcome["heartbeat_seconds"] / 3
+        self.address = connection.address
+        self._connection = connection
         self._changed = threading.Condition()
-        self._sending = threading.Lock()
         self._closed = False
         self._closed_by = "its channel to the hub is closed"
         self._heard = False
@@ -130,8 +124,8 @@ class Channel:
         self._reports: dict[tuple[str, str], HangReport] = {}
         self._left_peers: dict[int, str] = {}
         self._hooks: ExitHooks | None = None
-        self._thread = threading.Thread(target=self._read, name="xpdistribute-channel", daemon=True)
         _all.add(self)
+        connection.start(self._take, self._lose_hub)
 
     @classmethod
     def connect(
@@ -173,13 +167,7 @@ class Channel:
             "size": size,
             "join": join,
         }
-        sock, lines, first = _greeted(address, hello, timeout)
-        channel = cls(sock, lines, first[0], host, address)
-        channel.describe = describe
-        for message in first[1:]:
-            channel._take(message)
-        channel._thread.start()
-        return channel
+        return cls(HubConnection(address, hello, timeout), host, describe)
 
     # ---------------------------------------------------------------- together
 
@@ -352,11 +340,7 @@ class Channel:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        with contextlib.suppress(OSError):  # the other end may have closed it
-            self._sock.shutdown(socket.SHUT_RDWR)
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(_TO_SEND)
-        self._sock.close()
+        self._connection.close()
 
     # -------------------------------------------------------------------- waiting
 
@@ -405,8 +389,7 @@ class Channel:
         if self._closed:
             self.check()
         try:
-            with self._sending:
-                self._sock.sendall(data)
+            self._connection.send(data)
         except OSError as error:
             self._lose_hub(f"sending to it failed: {error.strerror or error}")
             self.check()
@@ -421,32 +404,6 @@ class Channel:
             self._changed.wait_for(lambda: self._heard or self._closed, TO_BE_HEARD)
 
     # -------------------------------------------------------------------- reading
-
-    def _read(self) -> None:
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
-        ping_at = time.monotonic() + self._ping_every
-        ping = encode({"type": "ping"})
-        try:
-            while True:
-                ready = poll.poll(max(0.0, ping_at - time.monotonic()) * 1000)
-                if self._closed:
-                    return
-                if ready:
-                    data = self._sock.recv(1 << 18)
-                    if not data:
-                        self._lose_hub("its connection closed")
-                        return
-                    for message in self._lines.feed(data):
-                        self._take(message)
-                if time.monotonic() >= ping_at:
-                    ping_at = time.monotonic() + self._ping_every
-                    with self._sending:
-                        self._sock.sendall(ping)
-        except OSError as error:
-            self._lose_hub(f"its connection broke: {error.strerror or error}")
-        except (WireError, KeyError, TypeError, ValueError) as error:
-            self._lose_hub(f"what it says makes no sense: {error!r}")
 
     def _take(self, message: Message) -> None:
         kind = message["type"]
@@ -545,73 +502,12 @@ class Channel:
         return {**state, "stack": stack, "frame": frame, "pid": os.getpid(), "host": self.host}
 
     def _forget_after_fork(self) -> None:
-        # The connection is the parent's: were it open here too, the hub would not see it end when the parent dies.
         self._closed = True
         self.failure = CollectiveAbortedError(
             f"process {self.process}: this is a forked child, which is no process of the job; need a process of its own"
         )
         self._changed = threading.Condition()
-        self._sending = threading.Lock()
-        self._sock.close()
-
-
-def _greeted(address: str, hello: Message, timeout: float) -> tuple[socket.socket, Lines, Sequence[Message]]:
-    """A connection whose hub has taken us, and what it has said so far."""
-    where = split_address(address)
-    start = time.monotonic()
-    tell_at, pause = start + TELL_EVERY, 0.02
-    while True:
-        left = start + timeout - time.monotonic()
-        sock = None
-        try:
-            sock = socket.create_connection(where, max(0.05, min(left, TELL_EVERY)))
-            return _shake_hands(sock, address, hello, max(0.05, left))
-        except OSError as error:
-            if sock is not None:
-                sock.close()
-            problem = error.strerror or str(error)
-        except BaseException:
-            if sock is not None:
-                sock.close()
-            raise
-        now = time.monotonic()
-        if now >= start + timeout:
-            raise CollectiveTimeoutError(
-                f"connect: process {hello['process']} found no hub at {address} for {timeout:g} s ({problem}); is the launcher, or "
-                "process 0, running there, and does no firewall stand between?"
-            )
-        if now >= tell_at:
-            _log.warning("waiting for the hub at %s (%s)", address, problem)
-            tell_at += TELL_EVERY
-        time.sleep(min(pause, max(0.0, start + timeout - now)))
-        pause = min(0.5, 2 * pause)
-
-
-def _shake_hands(
-    sock: socket.socket, address: str, hello: Message, timeout: float
-) -> tuple[socket.socket, Lines, Sequence[Message]]:
-    sock.settimeout(timeout)
-    prepare(sock)
-    sock.sendall(encode(hello))
-    # What the hub collects may be many values, each as long as a message.
-    lines = Lines(limit=sys.maxsize)
-    while True:
-        data = sock.recv(1 << 18)
-        if not data:
-            raise ConnectionResetError("it closed the connection")
-        try:
-            messages = list(lines.feed(data))
-        except WireError as error:
-            raise RuntimeError(f"connect: what listens at {address} is no hub of a job: {error}") from None
-        if not messages:
-            continue
-        if messages[0].get("type") == "refused":
-            kind = ValueError if messages[0].get("kind") == "value" else RuntimeError
-            raise kind(str(messages[0].get("text")))
-        if messages[0].get("type") != "welcome":
-            raise RuntimeError(f"connect: what listens at {address} is no hub of a job: {messages[0]!r}")
-        sock.settimeout(_TO_SEND)
-        return sock, lines, messages
+        self._connection.forget_after_fork()
 
 
 def _name(message: Message, num_processes: int) -> str:

@@ -10,6 +10,9 @@ CollectiveError(RuntimeError)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
+
+E = TypeVar("E", bound=BaseException)
 
 
 class CollectiveError(RuntimeError):
@@ -56,3 +59,14 @@ class PeerFailedError(CollectiveError):
         super().__init__(message)
         self.process = process
         self.text = text
+
+
+def common(error: E) -> E:
+    """Mark an error as one that every process raises at the same call, so that they can go on together after it."""
+    error.__dict__["_xpdistribute_common"] = True
+    return error
+
+
+def is_common(error: BaseException) -> bool:
+    """Whether every process raises it at the same call."""
+    return bool(error.__dict__.get("_xpdistribute_common"))

@@ -15,7 +15,9 @@ from collectives.communication_options import (
 )
 from collectives.communicator import Communicator
 from collectives.devices import Device
+from collectives.hierarchical import HierarchicalCommunicator
 from collectives.in_process import SHARED_FROM, InProcessCommunicator
+from collectives.link import Link
 from collectives.rendezvous import Rendezvous
 
 _KNOWN = (ReductionToOneDevice, HierarchicalCopyAllReduce, NcclAllReduce)
@@ -58,10 +60,15 @@ def require_available(
 
 
 def local_communicators(
-    rendezvous: Rendezvous, options: CommunicationOptions, cross_device_ops: CrossDeviceOps | None
+    rendezvous: Rendezvous,
+    options: CommunicationOptions,
+    cross_device_ops: CrossDeviceOps | None,
+    link: Link | None = None,
 ) -> list[Communicator]:
-    """The ends of a group of this process's replicas, by local replica."""
+    """This process's ends of a group of replicas, by local replica; with a link those of all processes make one group."""
     del options  # all that an in-process group needs of them, the timeout, is the rendezvous's
+    if link is not None:
+        return [HierarchicalCommunicator(rank, rendezvous, link) for rank in range(rendezvous.size)]
     alone = isinstance(cross_device_ops, ReductionToOneDevice)
     shared_from = math.inf if alone else SHARED_FROM
     return [InProcessCommunicator(rank, rendezvous, shared_from) for rank in range(rendezvous.size)]

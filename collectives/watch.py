@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from collectives.errors import CollectiveError
+from collectives.errors import PeerFailedError
+from collectives.hang_report import HangReport
 
 
 class Watch(Protocol):
-    """What is known of the other processes, by way of something else than the data: a `Channel`."""
+    """What is known of the other processes by way of something else than the data: a `Channel`.
 
+    Attributes:
+        failure: why nothing can be done together any more; None while all is well.
+        gone: the processes that have failed or died, each with what to raise where it is waited for; replaced, never changed.
+        left: the processes that have ended in good order.
+        describe: called, in another thread, when somebody wants to know what this process is doing.
+    """
+
+    failure: BaseException | None
+    gone: Mapping[int, PeerFailedError]
+    left: frozenset[int]
     describe: Callable[[], Mapping[str, Any]]
-    """Called, in another thread, when other processes ask what this one is doing."""
 
-    @property
-    def gone(self) -> Mapping[int, CollectiveError]:
-        """The processes that have failed, ended or died, and what to raise where one of them is waited for."""
+    def ended(self, process: int) -> PeerFailedError:
+        """What to raise where a process that has `left` is waited for."""
 
-    def explain(self, kind: str, where: str, timeout: float) -> CollectiveError:
-        """What every process is doing, as one error that all processes get alike.
-
-        Args:
-            kind: ``"timeout"`` or ``"mismatch"``.
-            where: the call that this process makes.
-            timeout: seconds that this process has waited.
-        """
+    def explain(self, kind: str, about: str, waited: float) -> HangReport:
+        """What every process is doing, as one report that all get alike."""

@@ -62,6 +62,9 @@ from strategies.datasets import split_sizes as split_sizes
 from strategies.losses import compute_average_loss as compute_average_loss
 from strategies.losses import scale_regularization_loss as scale_regularization_loss
 from strategies.mirrored_strategy import MirroredStrategy as MirroredStrategy
+from strategies.multi_worker_mirrored_strategy import (
+    MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
+)
 from strategies.one_device_strategy import OneDeviceStrategy as OneDeviceStrategy
 from strategies.optimizers import LAMB as LAMB
 from strategies.optimizers import SGD as SGD

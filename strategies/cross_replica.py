@@ -42,14 +42,14 @@ def reduce_leaf(op: ReduceOp, value: Any, axis: Axis, num_replicas: int) -> Any:
         ValueError: a value that is not distributed, or equal on all replicas, summed over them; shapes that differ.
         TypeError: an axis that is none; a dtype that ``op`` has no meaning for.
     """
-    axes = _axes(axis)
+    axes = axes_of(axis)
     if isinstance(value, DistributedValues):
         require_components(value, num_replicas, "reduce")
     components = components_of(value)
     if axes is None:
         equal = value.values[0] if isinstance(value, Mirrored) else value
         if components is None or isinstance(value, (Mirrored, MirroredVariable)):
-            return _reduce_equal(op, equal, num_replicas)
+            return reduce_equal(op, equal, num_replicas)
         return reduce_components(op, components)
     if components is None:
         components = (value,) * num_replicas
@@ -93,7 +93,8 @@ def gather_leaf(value: Any, axis: int) -> Any:
     return given_back(np.concatenate(arrays, axis=axis), components[0])
 
 
-def _reduce_equal(op: ReduceOp, value: Any, num_replicas: int) -> Any:
+def reduce_equal(op: ReduceOp, value: Any, num_replicas: int) -> Any:
+    """What one and the same value on all replicas reduces to; summing it is refused."""
     if num_replicas == 1 or op in (ReduceOp.MEAN, ReduceOp.MAX, ReduceOp.MIN):
         return value.read_value() if isinstance(value, Variable) else value
     raise ValueError(
@@ -102,7 +103,8 @@ def _reduce_equal(op: ReduceOp, value: Any, num_replicas: int) -> Any:
     )
 
 
-def _axes(axis: Axis) -> tuple[int, ...] | None:
+def axes_of(axis: Axis) -> tuple[int, ...] | None:
+    """The axes to reduce in each replica first; None for none."""
     if axis is None:
         return None
     axes = tuple(axis) if isinstance(axis, (list, tuple)) else (axis,)

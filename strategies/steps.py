@@ -13,8 +13,10 @@ import numpy as np
 
 from collectives.communication_options import CommunicationOptions, CrossDeviceOps
 from collectives.devices import Device
+from collectives.errors import is_common
 from collectives.flight_recorder import FlightRecorder
 from collectives.indexed_slices import IndexedSlices
+from collectives.link import Link
 from collectives.rendezvous import Rendezvous
 from collectives.selection import local_communicators
 from strategies.replica_threads import ReplicaThreads
@@ -35,6 +37,8 @@ class Steps:
         devices: one for each local replica.
         options: how replicas communicate, and how long they wait.
         cross_device_ops: likewise.
+        link: to the other processes, if there are any.
+        on_failure: told of errors of steps that the other processes don't raise too.
     """
 
     def __init__(
@@ -43,7 +47,11 @@ class Steps:
         devices: Sequence[Device],
         options: CommunicationOptions,
         cross_device_ops: CrossDeviceOps | None,
+        link: Link | None = None,
+        on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
+        self._link = link
+        self._on_failure = on_failure
         self._strategy = weakref.ref(strategy)
         self._devices = devices
         self._options = options
@@ -80,6 +88,10 @@ class Steps:
             self._wait_for_other_thread()
         try:
             return self._run(0, fn, args, kwargs)
+        except BaseException as error:
+            if self._on_failure is not None and not is_common(error):
+                self._on_failure(error)
+            raise
         finally:
             if self._running.locked():
                 self._running.release()
@@ -130,8 +142,10 @@ class Steps:
         strategy = self._strategy()
         assert strategy is not None
         rendezvous = Rendezvous(len(self._devices), self._options.timeout, "replica", self.recorder)
-        ends = local_communicators(rendezvous, self._options, self._cross_device_ops)
-        contexts = [ReplicaContext(strategy, i, i, end, rendezvous, depth) for i, end in enumerate(ends)]
+        ends = local_communicators(rendezvous, self._options, self._cross_device_ops, self._link)
+        contexts = [
+            ReplicaContext(strategy, i, end.rank, end, rendezvous, depth) for i, end in enumerate(ends)
+        ]
         return _Crew(rendezvous, contexts, ReplicaThreads(contexts, self._devices, rendezvous))
 
     def _wait_for_other_thread(self) -> None:

@@ -6,17 +6,21 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, final
 
 import numpy as np
 
 from collectives.arrays import asarray
+from collectives.calls import Call
 from collectives.communication_options import CommunicationOptions, CrossDeviceOps
 from collectives.devices import Device
 from collectives.flight_recorder import FlightRecorder
+from collectives.link import Link
+from collectives.linked import broadcast_over
 from collectives.reduce_op import ReduceOp
 from collectives.selection import require_available
+from strategies.cross_process import gather_linked, reduce_linked
 from strategies.cross_replica import Axis, components_of, gather_leaf, reduce_components, reduce_leaf
 from strategies.datasets.distributed_dataset import DistributedDataset
 from strategies.datasets.distributed_dataset_from_function import distribute_from_function
@@ -88,6 +92,8 @@ class Strategy(ABC):
         cross_device_ops: CrossDeviceOps | None = None,
         communication_options: CommunicationOptions | None = None,
         wraps_single: bool = True,
+        link: Link | None = None,
+        on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         """For the kinds.
 
@@ -96,6 +102,8 @@ class Strategy(ABC):
             cross_device_ops: how replicas communicate; None chooses by the devices.
             communication_options: hints for that, and how long a replica waits for the others.
             wraps_single: whether the values of a single replica come as PerReplica too, where they are made here.
+            link: to the other processes that it has replicas in; None where there are none.
+            on_failure: told of errors of steps that the other processes don't raise too.
         """
         self._devices = tuple(devices)
         options = CommunicationOptions() if communication_options is None else communication_options
@@ -106,14 +114,20 @@ class Strategy(ABC):
         self._wraps_single = wraps_single
         require_available(self._devices, options, cross_device_ops, type(self).__name__)
         self._num_names = 0
-        self._steps = Steps(self, self._devices, options, cross_device_ops)
+        self._link = link
+        self._steps = Steps(self, self._devices, options, cross_device_ops, link, on_failure)
 
     # --------------------------------------------------------------- what it is
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas run a step together."""
-        return len(self._devices)
+        """How many replicas run a step together, in all processes."""
+        return len(self._devices) if self._link is None else self._link.size
+
+    @property
+    def link(self) -> Link | None:
+        """To the other processes that it has replicas in, if there are any."""
+        return self._link
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -252,7 +266,9 @@ class Strategy(ABC):
         """
         op = ReduceOp.parse(reduce_op)
         self._require_across("reduce")
-        size = self.num_replicas_in_sync
+        size, link = len(self._devices), self._link
+        if link is not None:
+            return map_structure(lambda leaf: _like(reduce_linked(link, op, leaf, axis), like), value)
         if axis is None and size == 1 and not has_distributed(value) and not isinstance(value, Variable):
             return value if like is None else map_structure(lambda leaf: _like(leaf, like), value)
         return map_structure(lambda leaf: _like(reduce_leaf(op, leaf, axis, size), like), value)
@@ -272,6 +288,9 @@ class Strategy(ABC):
             ReplicaContextError: inside a step.
         """
         self._require_across("gather")
+        link = self._link
+        if link is not None:
+            return map_structure(lambda leaf: _like(gather_linked(link, leaf, axis), like), value)
         return map_structure(lambda leaf: _like(gather_leaf(leaf, axis), like), value)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
@@ -301,8 +320,8 @@ class Strategy(ABC):
                 `PerReplica`.
         """
         self._require_across("distribute_values_from_function")
-        size = self.num_replicas_in_sync
-        values = [value_fn(ValueContext(replica, size)) for replica in range(size)]
+        size, first = self.num_replicas_in_sync, 0 if self._link is None else self._link.first
+        values = [value_fn(ValueContext(first + local, size)) for local in range(len(self._devices))]
         return regroup(values, always=True) if self._wraps_single else values[0]
 
     # ----------------------------------------------------------------- datasets
@@ -333,6 +352,7 @@ class Strategy(ABC):
             place=self._place,
             options=options,
             auto_shard_policy=auto_shard_policy,
+            **self._workers,
         )
 
     def distribute_datasets_from_function(
@@ -345,7 +365,22 @@ class Strategy(ABC):
             options: how it is fetched.
         """
         self._require_across("distribute_datasets_from_function")
-        return distribute_from_function(dataset_fn, len(self._devices), place=self._place, options=options)
+        return distribute_from_function(
+            dataset_fn, len(self._devices), place=self._place, options=options, **self._workers
+        )
+
+    @property
+    def _workers(self) -> dict[str, Any]:
+        """Where this process's replicas stand among those of all, for datasets."""
+        link = self._link
+        if link is None:
+            return {}
+        return {
+            "num_input_pipelines": link.num_processes,
+            "input_pipeline_id": link.process,
+            "num_replicas_in_sync": link.size,
+            "first_replica_id": link.first,
+        }
 
     @property
     def _place(self) -> Place:
@@ -427,11 +462,13 @@ class Strategy(ABC):
         op = ReduceOp.parse(reduce_op)
         self._require_across("reduce_to")
         count = _count_destinations(destinations)
+        if self._link is not None and not isinstance(value, Mirrored):
+            return _copies(reduce_linked(self._link, op, value, None), count)
         if isinstance(value, DistributedValues) and not isinstance(value, Mirrored):
             return _copies(reduce_components(op, value.values), count)
         if isinstance(value, Mirrored) and op is ReduceOp.MEAN:
             return value
-        return _copies(reduce_leaf(op, value, None, self.num_replicas_in_sync), count)
+        return _copies(reduce_leaf(op, value, None, len(self._devices)), count)
 
     def batch_reduce_to(
         self, reduce_op: ReduceOp | str, value_destination_pairs: Sequence[tuple[Any, Any]]
@@ -497,6 +534,10 @@ class Strategy(ABC):
             self._num_names += 1
         else:
             name = spec.name
+        if self._link is not None:
+            # The copies of all processes start from the chief's value, whatever each has drawn at random.
+            value = broadcast_over(self._link, Call("Variable", (), spec.name), spec.initial_value)
+            spec = replace(spec, initial_value=value)
         return self._create(spec, name)
 
     # -------------------------------------------- TensorFlow's longer spellings

@@ -28,7 +28,7 @@ def run_in_processes(num_processes: int, body: Callable[..., Any], timeout: floa
     """What ``body(process, exchange)`` returns in each of so many forked processes, by process.
 
     ``exchange`` gives every process's value, by process. A process that raises ends the others; its error is raised here. One
-    that is killed gives a `ProcessDied`.
+    that is killed gives a `ProcessDiedError`.
     """
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe() for _ in range(num_processes)]
@@ -54,7 +54,7 @@ def run_in_processes(num_processes: int, body: Callable[..., Any], timeout: floa
                 os.waitpid(pid, 0)
 
 
-class ProcessDied(Exception):
+class ProcessDiedError(Exception):
     """A process ended without a result."""
 
 
@@ -97,7 +97,7 @@ def _serve(pipes: Sequence[Connection], deadline: float) -> list[Any]:
             try:
                 kind, value = pipe.recv()
             except EOFError:
-                kind, value = "result", ProcessDied(f"process {process}")
+                kind, value = "result", ProcessDiedError(f"process {process}")
             if kind == "exchange":
                 waiting[process] = value
             else:

@@ -19,6 +19,7 @@ import numpy as np
 from collectives.arrays import ALIGNMENT, Array
 from collectives.devices import Device
 from collectives.fork_safe_lock import ForkSafeLock
+from collectives.link import Link
 
 _FIRST_BLOCK_BYTES = 1 << 16
 _LARGEST_BLOCK_BYTES = 1 << 26
@@ -33,9 +34,13 @@ class Block:
         dtype: of every element.
         capacity: elements.
         devices: where; a device may come only once.
+        link: to the other processes that read memory of this layout, if there are any.
     """
 
-    def __init__(self, dtype: np.dtype[Any], capacity: int, devices: Sequence[Device]) -> None:
+    def __init__(
+        self, dtype: np.dtype[Any], capacity: int, devices: Sequence[Device], link: Link | None = None
+    ) -> None:
+        self._link = link
         self.dtype = dtype
         self.capacity = capacity
         self.devices = tuple(devices)
@@ -45,6 +50,13 @@ class Block:
     def like(self, device: int = 0) -> Array:
         """New memory of this layout on the device of that number, of shape ``(capacity,)``, zeroed."""
         return _zeros(self.devices[device], self.capacity, self.dtype)
+
+    def lendable(self, device: int = 0) -> Array:
+        """As `like`, where other processes can read it without a copy."""
+        if self._link is None or self.devices[device].kind != "cpu":
+            return self.like(device)
+        memory: Array = self._link.memory(self.capacity * self.dtype.itemsize).view(self.dtype)
+        return memory
 
     def follows(self, first: Place, second: Place) -> bool:
         """Whether nothing but padding lies between two places of this block, in this order."""
@@ -74,10 +86,12 @@ class FlatMemory:
 
     Args:
         devices: where every variable has a copy.
+        link: to the other processes that have copies too, if there are any.
     """
 
-    def __init__(self, devices: Sequence[Device]) -> None:
+    def __init__(self, devices: Sequence[Device], link: Link | None = None) -> None:
         self._devices = tuple(devices)
+        self._link = link
         self._open: dict[tuple[np.dtype[Any], bool], Block] = {}
         # Threads that make variables at the same time must not get one place.
         self._mutex = ForkSafeLock()
@@ -98,7 +112,7 @@ class FlatMemory:
             usual = (
                 _FIRST_BLOCK_BYTES // dtype.itemsize if block is None else min(2 * block.capacity, largest)
             )
-            new = Block(dtype, max(usual, needed), self._devices)
+            new = Block(dtype, max(usual, needed), self._devices, self._link)
             if block is None or new.capacity - needed >= block.capacity - block.used:
                 self._open[dtype, trainable] = new
             block = new

@@ -83,10 +83,11 @@ class MirroredVariable(Variable):
 
         def conclude(values: list[Any]) -> list[None]:
             combine = aggregate if write in _DENSE else aggregate_slices
-            self._apply_to_all(write, combine(values, self.aggregation))
+            self._apply_to_all(write, combine(values, self.aggregation, context.strategy.link, call))
             return [None] * len(values)
 
-        context.rendezvous.meet(context.local_replica_id, Call(write.value, (), self.name), value, conclude)
+        call = Call(write.value, (), self.name)
+        context.rendezvous.meet(context.local_replica_id, call, value, conclude)
 
     def _write_across(self, write: Write, value: Any) -> None:
         if isinstance(value, PerReplica):

@@ -30,6 +30,7 @@ from collectives.arrays import (
 from collectives.communication_options import CommunicationOptions
 from collectives.communicator import Communicator, require_axis_from_start
 from collectives.indexed_slices import IndexedSlices, all_reduce_slices
+from collectives.link import Link
 from collectives.reduce_op import ReduceOp
 from collectives.rendezvous import Call, Rendezvous
 from variables.values import flatten, map_structure, regroup, select, sketch
@@ -45,6 +46,10 @@ class Owner(Protocol):
     @property
     def num_replicas_in_sync(self) -> int:
         """How many replicas run a step together, in all processes."""
+
+    @property
+    def link(self) -> Link | None:
+        """To the other processes that it has replicas in, if there are any."""
 
     def create_variable(self, spec: Any) -> Any:
         """A new variable of the kind that this strategy spreads, from a `VariableSpec`."""

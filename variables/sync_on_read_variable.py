@@ -7,6 +7,7 @@ from typing import Any, final
 import numpy as np
 
 from collectives.arrays import Array
+from collectives.calls import Call
 from variables.flat_memory import FlatMemory, Place
 from variables.local_variable import LocalVariable
 from variables.mirrored_variable import make_copies
@@ -56,9 +57,11 @@ class SyncOnReadVariable(Variable):
                 "how they become one; make it with aggregation='SUM', 'MEAN' or 'ONLY_FIRST_REPLICA', or take all values "
                 "with strategy.experimental_local_results(variable)"
             )
-        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        link = None if self.owner is None else self.owner.link
+        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA and link is None:
             return self.copies[0].live()
-        return aggregate([copy.live() for copy in self.copies], self.aggregation)
+        values = [copy.live() for copy in self.copies]
+        return aggregate(values, self.aggregation, link, Call("read", (), self.name))
 
     def _write_in(
         self, context: Context | None, write: Write, value: Any, read_value: bool, already_identical: bool
@@ -87,10 +90,11 @@ class SyncOnReadVariable(Variable):
         elif write is Write.ASSIGN:
             # An equal share each; integers lose the rest, as they do in TensorFlow.
             whole = self.dtype.kind in "iu"
-            share = _whole_share(value, len(self.copies)) if whole else value / len(self.copies)
+            num_copies = len(self.copies) if self.owner is None else self.owner.num_replicas_in_sync
+            share = _whole_share(value, num_copies) if whole else value / num_copies
             for copy in self.copies:
                 copy.apply(write, np.asarray(share).astype(self.dtype))
-        else:
+        elif self.owner is None or self.owner.link is None or self.owner.link.first == 0:
             # Once, so that the next read is exactly the old value and the change.
             self.copies[0].apply(write, value)
 

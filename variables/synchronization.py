@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 
 from collectives.arrays import Array, as_array, is_host
+from collectives.calls import Call
 from collectives.indexed_slices import IndexedSlices, concatenate_slices
+from collectives.link import Link
+from collectives.linked import broadcast_over, fold_over, gather_slices_over
 from collectives.reduce_op import ReduceOp
 from collectives.reduction import Fold
 
@@ -38,16 +41,30 @@ class VariableAggregation(Enum):
     """The value of replica 0 stands for all."""
 
 
+_READ = Call("read")
+
 _OPS = {VariableAggregation.SUM: ReduceOp.SUM, VariableAggregation.MEAN: ReduceOp.MEAN}
 
 
-def aggregate(values: Sequence[Array], aggregation: VariableAggregation) -> Array:
+def aggregate(
+    values: Sequence[Array], aggregation: VariableAggregation, link: Link | None = None, call: Call = _READ
+) -> Array:
     """One value out of the replicas' values, in their shape and dtype.
+
+    Args:
+        values: of the replicas of this process.
+        aggregation: how they become one.
+        link: to the other processes, if there are any: all of them call it.
+        call: what is called, for messages.
 
     Raises:
         OverflowError: an integer sum that its dtype does not hold.
     """
     op = _OPS.get(aggregation)
+    if link is not None:
+        if op is None:
+            return broadcast_over(link, call, values[0])
+        return fold_over(link, call, op, values, np.empty(values[0].shape, values[0].dtype))
     if op is None:
         return values[0]
     if not is_host(values[0]):
@@ -60,9 +77,16 @@ def aggregate(values: Sequence[Array], aggregation: VariableAggregation) -> Arra
     return result
 
 
-def aggregate_slices(values: Sequence[IndexedSlices], aggregation: VariableAggregation) -> IndexedSlices:
+def aggregate_slices(
+    values: Sequence[IndexedSlices],
+    aggregation: VariableAggregation,
+    link: Link | None = None,
+    call: Call = _READ,
+) -> IndexedSlices:
     """As `aggregate`, of sparse values: their rows one after the other."""
     op = _OPS.get(aggregation)
+    if link is not None:
+        values = gather_slices_over(link, call, values)
     return values[0] if op is None else concatenate_slices(values, op)
 
 

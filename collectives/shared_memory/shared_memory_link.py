@@ -27,6 +27,7 @@ from collectives.errors import (
     CollectiveError,
     CollectiveMismatchError,
     CollectiveTimeoutError,
+    common,
 )
 from collectives.link import Link
 from collectives.reduce_op import ReduceOp
@@ -75,6 +76,8 @@ class SharedMemoryLink(Link):
         exchange: hands round what the processes need to find one another's memory.
         timeout: seconds that a process waits for the others.
         watch: what is known of the other processes.
+        numbers: by process, what the watch calls it; None where it counts alike.
+        name: what the link is called in reports.
 
     Raises:
         RuntimeError: no such memory on this system, or processes that can't share it.
@@ -89,10 +92,14 @@ class SharedMemoryLink(Link):
         *,
         timeout: float,
         watch: Watch | None = None,
+        numbers: Sequence[int] | None = None,
+        name: str = "link",
     ) -> None:
         super().__init__(process, counts)
         self._timeout = timeout
         self._watch = watch
+        self._numbers = tuple(range(len(counts)) if numbers is None else numbers)
+        self._name = name
         self._own = OwnSegments()
         self._page, location = self._own.make(page_bytes(_SLOT))
         told = exchange([os.getpid(), *location])
@@ -284,21 +291,22 @@ class SharedMemoryLink(Link):
         kind = "OverflowError" if isinstance(own, OverflowError) else ""
         texts = self._exchange_text("" if own is None else f"{kind}\n{str(own) or type(own).__name__}")
         if own is not None:
-            raise own
+            raise common(own)
         process = next(p for p, text in enumerate(texts) if text)
         kind, _, text = texts[process].partition("\n")
         if kind:
-            raise OverflowError(text)
-        raise CollectiveAbortedError(f"{self._call}: process {process} failed in it: {text}")
+            raise common(OverflowError(text))
+        raise common(CollectiveAbortedError(f"{self._call}: process {process} failed in it: {text}"))
 
     def _raise_mismatch(self, call: Call) -> NoReturn:
         calls = self._exchange_text(str(call))
         listed = "; ".join(f"process {process} calls {text}" for process, text in enumerate(calls))
-        raise CollectiveMismatchError(
+        error = CollectiveMismatchError(
             f"seq {self._sequence}: the calls do not fit together: {listed}; every process must make the same calls in the "
             "same order, with the same shapes and dtypes — look for a branch that only some take",
             calls,
         )
+        raise common(error)
 
     def _exchange_text(self, text: str) -> list[str]:
         """Every process's text. All processes must have seen the reason for it."""
@@ -325,15 +333,12 @@ class SharedMemoryLink(Link):
         if self._broken is not None:
             self._require_working()
         watch = self._watch
-        if watch is not None:
-            for process, error in watch.gone.items():
-                # Whoever came before it went counts: all decide alike, so a collective fails for all or for none.
-                if self._flags.count(process) < phase:
-                    self._break(error)
+        if watch is not None and (watch.failure is not None or watch.left):
+            self._look_who_is_gone(watch, phase)
         if waited > self._timeout:
             where = str(self._call)
             if watch is not None:
-                self._break(watch.explain("timeout", where, self._timeout))
+                self._break(watch.explain("timeout", f"{self._name} seq {self._sequence}", waited).error())
             late = [p for p in range(self.num_processes) if self._flags.count(p) < phase]
             self._break(
                 CollectiveTimeoutError(
@@ -344,12 +349,29 @@ class SharedMemoryLink(Link):
                 )
             )
 
+    def _look_who_is_gone(self, watch: Watch, phase: int) -> None:
+        for process, number in enumerate(self._numbers):
+            # Whoever came before it went counts: all decide alike, so a collective fails for all or for none.
+            if self._flags.count(process) >= phase:
+                continue
+            if number in watch.gone:
+                self._break(watch.gone[number])
+            if number in watch.left:
+                self._break(watch.ended(number))
+        failure = watch.failure
+        if isinstance(failure, CollectiveError) and getattr(failure, "process", None) not in watch.gone:
+            self._break(failure)  # the hub is gone, or somebody has waited too long
+
     def _look_for(self, process: int, waited: float, where: str) -> None:
         """The same for a message, which only one process can send."""
         self._require_working()
         watch = self._watch
-        if watch is not None and process in watch.gone:
-            raise _copied(watch.gone[process])
+        if watch is not None:
+            number = self._numbers[process]
+            if number in watch.gone:
+                raise _copied(watch.gone[number])
+            if number in watch.left:
+                raise watch.ended(number)
         if waited > self._timeout:
             raise CollectiveTimeoutError(
                 f"{where}: process {self.process} waited {self._timeout:g} s for process {process}; did it make the other call? — "

@@ -39,8 +39,8 @@ class BlockState:
         self.block = block
         # Memory that is never touched takes no room. What is handed out for gradients is read only: any variable's
         # gradient may lie there. What has no such layout, and sums, have memory of their own.
-        self.gradients = [block.like() for _ in range(num_replicas)]
-        self.packed = [block.like() for _ in range(num_replicas)]
+        self.gradients = [block.lendable() for _ in range(num_replicas)]
+        self.packed = [block.lendable() for _ in range(num_replicas)]
         self.slots = {name: block.like() for name in slots}
 
     def begin(self, place: Place) -> None:
@@ -129,6 +129,22 @@ class Segment:
         pieces[1::2] = self.gaps
         pieces[::2] = gradients
         return SideBySide(pieces, self.dtypes[0])
+
+    def lendable(self, lent: Array | SideBySide, replica: int) -> Array:
+        """What `flat` gave, in memory that may be changed and that other processes can read.
+
+        Args:
+            lent: of this segment.
+            replica: whose.
+        """
+        packed, gradients = self.packed(replica), self.state.gradients[replica]
+        if isinstance(lent, SideBySide):
+            np.copyto(packed, lent.joined())
+        elif np.may_share_memory(lent, packed) or (np.may_share_memory(lent, gradients) and self.is_large):
+            return lent
+        else:
+            np.copyto(packed, lent)
+        return packed
 
     def parameters(self) -> list[Array]:
         """Every copy's parameters, flat."""

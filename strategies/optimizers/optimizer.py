@@ -13,6 +13,7 @@ from collectives.fork_safe_lock import ForkSafeLock
 from collectives.reduce_op import ReduceOp, parse_member
 from strategies.optimizers.clipping import Clipping
 from strategies.optimizers.contribution import Contribution
+from strategies.optimizers.exchange import Exchange
 from strategies.optimizers.gradient_memory import GradientMemory, place_of
 from strategies.optimizers.no_sync import require_sync
 from strategies.optimizers.plan import LossScale, Plan, Settings, Update
@@ -188,6 +189,9 @@ class Optimizer:
                 f"{self.name}.slot: got {name!r}; the slots are {', '.join(self.rule.slots) or 'none'}"
             )
         num_replicas = 1 if variable.owner is None else variable.owner.num_replicas_in_sync
+        if variable.owner is not None and variable.owner.link is not None:
+            link = variable.owner.link
+            num_replicas = link.counts[link.process]
         with self._mutex:
             state = self._memory.state_of(variable, num_replicas)
         return place_of(variable).view(state.slots[name])
@@ -260,6 +264,15 @@ class Optimizer:
     ) -> bool:
         number = 0 if replica is None else replica.local_replica_id
         contribution = Contribution(gradients, number)
+        if replica is not None and group.link is not None:
+            exchange = Exchange(group.link, self._settings.op)
+
+            def conclude_across(contributions: list[Contribution]) -> list[bool]:
+                is_made = self._update_across(group, exchange, contributions, loss_scale)
+                return [is_made] * len(contributions)
+
+            is_done: bool = replica.rendezvous.meet(number, group.call, contribution, conclude_across)
+            return is_done
         if not contribution.missing:
             plan = group.plan(contribution.sparse)
             contribution.pack(plan.segments, plan.sparse, group.variables, group.where)
@@ -275,6 +288,22 @@ class Optimizer:
         # The memory of all replicas is in this process, so reducing and updating are one walk through it, or two.
         plan, is_made = replica.rendezvous.meet(number, group.call, contribution, conclude)
         return self._share(plan, replica, group) if plan.is_shared else is_made
+
+    def _update_across(
+        self,
+        group: VariableGroup,
+        exchange: Exchange,
+        contributions: Sequence[Contribution],
+        loss_scale: LossScale | None,
+    ) -> bool:
+        """An update of this process's copies, of the gradients of all processes."""
+        plan, lent, sparse = exchange.bring_together(group, contributions)
+        plan.begin(Update(self.iterations + 1, self._rate(), [lent], sparse, loss_scale))
+        return self._run(plan, 0)
+
+    def _rate(self) -> float:
+        rate = self._learning_rate
+        return float(rate(self.iterations) if callable(rate) else rate)
 
     def _share(self, plan: Plan, replica: ReplicaContext, group: VariableGroup) -> bool:
         """Take part in an update that all replicas' threads make together."""
@@ -317,10 +346,9 @@ class Optimizer:
             plan = self._reconcile(group, contributions)
         else:
             plan = group.plan(first.sparse)
-        rate = self._learning_rate
         update = Update(
             self.iterations + 1,
-            float(rate(self.iterations) if callable(rate) else rate),
+            self._rate(),
             [contribution.lent for contribution in contributions],
             {
                 position: reduced_slices([c.rows[position] for c in contributions], self._settings.op)

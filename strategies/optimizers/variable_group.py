@@ -13,6 +13,7 @@ from collectives.rendezvous import Call
 from strategies.optimizers.gradient_memory import GradientMemory, place_of
 from strategies.optimizers.plan import Plan, Settings
 from strategies.optimizers.sparse_rows import SparseRows, Table
+from variables.replica_context import Owner
 from variables.sharded_variable import ShardedVariable
 from variables.variable import Variable
 
@@ -23,6 +24,8 @@ class VariableGroup:
 
     Attributes:
         variables: in the caller's order, each shard that has rows by itself. "Positions" count these.
+        link: to the other processes that update them too, if there are any.
+        title: what they are called in messages.
         has_shards: whether some are shards, so that gradients are to be spread over them first.
 
     Args:
@@ -43,12 +46,13 @@ class VariableGroup:
         num_replicas: int,
         where: str,
         undecayed: set[int],
-        strategy: object,
+        strategy: Owner | None,
     ) -> None:
         parts = [(part, whole) for whole, v in enumerate(variables) for part in _parts_with_rows(v)]
         self.variables = tuple(part for part, _ in parts)
         self._wholes = [whole for _, whole in parts]
         self._given = variables
+        self.link = None if strategy is None else strategy.link
         self.has_shards = any(isinstance(variable, ShardedVariable) for variable in variables)
         self.num_replicas = num_replicas
         self.where = where
@@ -60,7 +64,7 @@ class VariableGroup:
         self._warned: set[int] = set()
         self._mutex = ForkSafeLock()
         first, *others = [variable.name for variable in variables]
-        title = f"of {first}" + (f" and {len(others)} more" if others else "")
+        self.title = title = f"of {first}" + (f" and {len(others)} more" if others else "")
         # Replicas meet only over the same variables; their ids stand for them.
         key = hash(tuple(map(id, variables)))
         self.call = Call("apply_gradients", (title, _Hidden(key)))
@@ -122,7 +126,9 @@ class VariableGroup:
         for position in sparse:
             positions.setdefault(self._wholes[position], []).append(position)
         rows = {tuple(own): self._rows([self.variables[p] for p in own]) for own in positions.values()}
-        return Plan(settings, segments, decays, wholes, rows, self.num_replicas)
+        # What other processes bring too is reduced before the plan sees it.
+        num_replicas = self.num_replicas if self.link is None else 1
+        return Plan(settings, segments, decays, wholes, rows, num_replicas)
 
     def _rows(self, shards: Sequence[Variable]) -> SparseRows:
         tables = []

@@ -1,0 +1,165 @@
+"""The processes of a job, and how this one finds the others.
+
+Joined once and kept: all strategies of a process talk over one channel, each by a link of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any, final
+
+from collectives.channel import Channel
+from collectives.communication_options import CommunicationOptions
+from collectives.errors import PeerFailedError
+from collectives.link import Link
+from collectives.shared_memory.segments import host_identity
+from collectives.shared_memory.shared_memory_link import SharedMemoryLink
+
+BACKENDS = ("auto", "shared_memory", "mpi")
+"""How processes exchange data; auto is shared memory inside a host and MPI between hosts."""
+
+
+@final
+class Processes:
+    """A job's processes, seen from one of them.
+
+    Attributes:
+        channel: to the hub of the job; None where this process is alone.
+
+    Args:
+        channel: as the attribute.
+    """
+
+    def __init__(self, channel: Channel | None) -> None:
+        self.channel = channel
+        self._num_links = 0
+
+    @property
+    def process(self) -> int:
+        """The number of this one."""
+        return 0 if self.channel is None else self.channel.process
+
+    @property
+    def num_processes(self) -> int:
+        """How many there are."""
+        return 1 if self.channel is None else self.channel.num_processes
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the other processes that this one has failed in a step, which they can't complete without it."""
+        if self.channel is None:
+            return
+        # The last line is what the others name in their errors.
+        text = "".join(traceback.format_exception(error)) + f"{type(error).__name__}: {error}"
+        follows = error.process if isinstance(error, PeerFailedError) else None
+        self.channel.publish_failure(text, follows)
+
+    def link(self, num_members: int, options: CommunicationOptions, backend: str = "auto") -> Link | None:
+        """A new link between all processes; all make theirs at the same time. None where this one is alone.
+
+        Args:
+            num_members: replicas of this process.
+            options: with the time that processes wait for one another.
+            backend: one of `BACKENDS`.
+
+        Raises:
+            ValueError: no such backend.
+            RuntimeError: one that these processes can't use.
+        """
+        if backend not in BACKENDS:
+            raise ValueError(f"backend: got {backend!r}; need one of {', '.join(BACKENDS)}")
+        channel = self.channel
+        if channel is None:
+            return None
+        name = f"link {self._num_links}"
+        self._num_links += 1
+        timeout = options.timeout
+        told = channel.gather(name, [num_members, host_identity(), backend], timeout)
+        counts, hosts = [one[0] for one in told], [one[1] for one in told]
+        backends = {one[2] for one in told}
+        if len(backends) > 1:
+            raise ValueError(
+                f"backend: the processes ask for different ones, {', '.join(sorted(backends))}; need one"
+            )
+        if backend == "auto":
+            backend = "shared_memory" if len(set(hosts)) == 1 else "hosts"
+        if backend == "shared_memory":
+            if len(set(hosts)) > 1:
+                raise RuntimeError(
+                    f"backend: got shared_memory for processes on {len(set(hosts))} hosts, {', '.join(sorted(set(hosts)))}; need one "
+                    "host — backend='auto' uses MPI between hosts"
+                )
+            link: Link = SharedMemoryLink(
+                channel.process,
+                counts,
+                _exchange(channel, name, timeout),
+                timeout=timeout,
+                watch=channel,
+                name=name,
+            )
+            return link
+        raise RuntimeError(f"backend: {backend} is not there")
+
+
+def _exchange(channel: Channel, name: str, timeout: float) -> Callable[[Any], list[Any]]:
+    turn = 0
+
+    def exchange(value: Any) -> list[Any]:
+        nonlocal turn
+        turn += 1
+        return channel.gather(f"{name}.{turn}", value, timeout)
+
+    return exchange
+
+
+_joining = threading.Lock()
+_joined: Processes | None = None
+
+
+def join(timeout: float = 300.0) -> Processes:
+    """This process's job, joined if it has not been yet.
+
+    Args:
+        timeout: seconds to wait for the others.
+    """
+    global _joined
+    with _joining:
+        if _joined is None:
+            _joined = Processes(_connect(timeout))
+        return _joined
+
+
+def process_number() -> int:
+    """The number of this process in the job that it has joined; 0 before, and where it is alone."""
+    return 0 if _joined is None else _joined.process
+
+
+def _connect(timeout: float) -> Channel | None:
+    address = os.environ.get("XPDISTRIBUTE_HUB")
+    if not address:
+        return None
+    rank = next(
+        os.environ[v]
+        for v in ("XPDISTRIBUTE_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+        if v in os.environ
+    )
+    channel = Channel.connect(
+        address,
+        os.environ["XPDISTRIBUTE_TOKEN"],
+        int(rank),
+        host=os.environ.get("XPDISTRIBUTE_HOST") or os.uname().nodename,
+        size=int(os.environ["XPDISTRIBUTE_SIZE"]),
+        timeout=timeout,
+    )
+    channel.install_hooks()
+    return channel
+
+
+def _after_fork() -> None:
+    global _joined, _joining
+    _joined, _joining = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
