@@ -1,0 +1,160 @@
+"""The MPI library: loaded when it is first needed, and left in good order.
+
+mpi4py is imported here and nowhere else. A process that ends well waits for the others before `MPI_Finalize`, in which it
+would burn a core; one that fails does not call it, so that mpiexec ends the others at once instead of all waiting for it for ever.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import weakref
+from typing import Any, Protocol
+
+from collectives.mpi.waiting import wait_until
+
+_EXTRA = "pip install 'xpdistribute[mpi]' brings mpi4py and Open MPI"
+_STARTERS = {
+    "OMPI_COMM_WORLD_SIZE": "Open MPI's mpiexec",
+    "PMI_SIZE": "an mpiexec of MPICH's or Intel MPI's kind, or srun",
+    "SLURM_STEP_NUM_TASKS": "srun",
+}
+"""How many processes were started, and by whom."""
+_TELL_AFTER, _LONGEST = 30.0, 24 * 3600.0
+"""Seconds that a process that has ended waits for the others until it says so, and at most."""
+
+
+class _Closeable(Protocol):
+    def close(self) -> None: ...
+
+
+_loading = threading.Lock()
+_module: Any = None
+_is_ours = False
+_links: weakref.WeakSet[Any] = weakref.WeakSet()
+_failed = False
+
+
+def mpi() -> Any:
+    """The module ``mpi4py.MPI``, with MPI initialised.
+
+    Raises:
+        ImportError: mpi4py or the MPI library is not there.
+        RuntimeError: MPI can't be called by several threads, or has been finalised.
+    """
+    global _module, _is_ours
+    with _loading:
+        if _module is None:
+            _is_ours = "mpi4py.MPI" not in sys.modules
+            _module = _load()
+            atexit.register(_at_exit)
+    return _module
+
+
+def world() -> Any:
+    """The communicator of all processes that were started together.
+
+    Raises:
+        ImportError: as `mpi`.
+        RuntimeError: as `mpi`; or several processes were started that this MPI knows nothing of.
+    """
+    module = mpi()
+    comm = module.COMM_WORLD
+    for variable, starter in _STARTERS.items():
+        size = os.environ.get(variable, "")
+        if comm.size == 1 and size.isdecimal() and int(size) > 1:
+            raise RuntimeError(
+                f"MPI: {starter} started {size} processes ({variable}), but each is alone in its MPI library, "
+                f"{_version(module)}; need mpiexec and the library of one MPI — start with the mpiexec beside {sys.executable}, "
+                "with `xpdistribute run`, or set MPI4PY_LIBMPI to the library that belongs to the other mpiexec"
+            )
+    return comm
+
+
+def track(link: _Closeable) -> None:
+    """Close a link when the process ends, if it is still there."""
+    _links.add(link)
+
+
+def set_failed() -> None:
+    """Don't wait for the others when this process ends: nothing can be done with them any more."""
+    global _failed
+    _failed = True
+
+
+def _load() -> Any:
+    try:
+        import mpi4py  # noqa: PLC0415  # an extra
+
+        # Whoever fails must not wait in MPI_Finalize for the others, which wait for it.
+        mpi4py.rc.finalize = False
+        from mpi4py import MPI  # noqa: PLC0415  # it initialises MPI
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"MPI: there is no {error.name}; need mpi4py — {_EXTRA}", name=error.name
+        ) from error
+    except (ImportError, RuntimeError) as error:
+        raise ImportError(
+            f"MPI: mpi4py can't load the MPI library ({error}); need one that it finds — {_EXTRA}; MPI4PY_LIBMPI names "
+            "another"
+        ) from error
+    if MPI.Is_finalized():
+        raise RuntimeError("MPI: it has been finalised; need a process that has not called MPI.Finalize yet")
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        global _is_ours
+        _is_ours = True
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise RuntimeError(
+            f"MPI: {_version(MPI)} was initialised so that not all threads may call it; need MPI_THREAD_MULTIPLE — "
+            "don't change mpi4py.rc.thread_level, or use an MPI that is built with threads"
+        )
+    return MPI
+
+
+def _version(module: Any) -> str:
+    return str(module.Get_library_version()).split("\n")[0].rstrip("\0 ,")
+
+
+def _at_exit() -> None:
+    """Runs after almost everything else that is done at exit, as it was registered early."""
+    module = _module
+    if module.Is_finalized():
+        return
+    # The interpreter leaves the exception that ended it here; in an interactive one it says nothing.
+    is_interactive = hasattr(sys, "ps1") or sys.flags.interactive
+    has_raised = getattr(sys, "last_value", None) is not None and not is_interactive
+    if has_raised or _failed:
+        if not _is_ours:  # mpi4py would finalise MPI next, and wait
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+        return
+    for link in list(_links):
+        link.close()
+    _meet_others(module)
+    module.Finalize()
+
+
+def _meet_others(module: Any) -> None:
+    comm = module.COMM_WORLD
+    if comm.size == 1:
+        return
+    request = comm.Ibarrier()
+    told = False
+
+    def look(_missing: object, waited: float) -> None:
+        nonlocal told
+        if waited > _TELL_AFTER and not told:
+            told = True
+            print(  # noqa: T201  # there is nobody to raise to
+                f"MPI: process {comm.rank} has ended and waits for the others to end",
+                file=sys.stderr,
+                flush=True,
+            )
+        if waited > _LONGEST:
+            os._exit(1)
+
+    wait_until(request.Test, look, list)

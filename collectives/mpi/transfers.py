@@ -1,0 +1,98 @@
+"""Bytes on their way between processes that have agreed on what they do.
+
+Everything is sent from one process to another and received into its place: a process can then stop waiting at any time, as it
+can't inside a collective of MPI's, and what comes of it is as fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, final
+
+import numpy as np
+
+from collectives.arrays import Array
+from collectives.mpi.chunks import MESSAGE_BYTES, plan_chunks
+from collectives.mpi.waiting import Look, UnderWay
+
+
+@final
+class Transfers:
+    """One process's sends and receives.
+
+    Args:
+        mpi: the module ``mpi4py.MPI``.
+        comm: a communicator that nobody else sends in with this tag.
+        look: called while waiting.
+        tag: of all messages.
+        largest: bytes of one message.
+    """
+
+    def __init__(self, mpi: Any, comm: Any, look: Look, tag: int, largest: int = MESSAGE_BYTES) -> None:
+        self._mpi, self._comm, self._look, self._tag = mpi, comm, look, tag
+        self._process, self._size, self._largest = comm.rank, comm.size, largest
+        self._abandoned: list[Any] = []
+
+    def run(
+        self, receives: Iterable[tuple[Array, int]] = (), sends: Iterable[tuple[Array, int]] = ()
+    ) -> None:
+        """Send and receive, and return when all of it has been done.
+
+        Args:
+            receives: where bytes go, and the process that they come from; flat arrays of any dtype. Of one process in the order in
+                which it sends.
+            sends: bytes, and the process that they go to.
+        """
+        receives, sends = list(receives), list(sends)
+        requests = [request for array, peer in receives for request in self._receive(array, peer)]
+        requests += [request for array, peer in sends for request in self.start_send(array, peer)]
+        self._finish(requests, [peer for _, peer in (*receives, *sends)], (receives, sends))
+
+    def start_send(self, array: Array, peer: int) -> list[Any]:
+        """The requests that send an array's bytes, to be given to `finish`; it must stay as it is until then."""
+        data = array.view(np.uint8)
+        return [
+            self._comm.Isend([data[start : start + length], self._mpi.BYTE], peer, self._tag)
+            for start, length in plan_chunks(data.nbytes, self._largest)
+        ]
+
+    def _receive(self, array: Array, peer: int) -> list[Any]:
+        data = array.view(np.uint8)
+        return [
+            self._comm.Irecv([data[start : start + length], self._mpi.BYTE], peer, self._tag)
+            for start, length in plan_chunks(data.nbytes, self._largest)
+        ]
+
+    def broadcast(self, data: Array, root: int, piece_bytes: int) -> None:
+        """Every process gets one process's bytes, along a binomial tree, in pieces so that all of it works at the same time.
+
+        Args:
+            data: in ``root``, what is sent; in the others, where it goes. Dtype uint8.
+            root: the process.
+            piece_bytes: how much is passed on at once.
+        """
+        number = (self._process - root) % self._size
+        step, children = 1, []
+        while step < self._size and not number & step:
+            if number + step < self._size:
+                children.append((number + step + root) % self._size)
+            step *= 2
+        parent = (number - step + root) % self._size
+        children.reverse()  # those with the most to pass on come first
+        under_way: list[Any] = []
+        for start, length in plan_chunks(data.nbytes, min(piece_bytes, self._largest)):
+            piece = data[start : start + length]
+            if number:
+                self.run(receives=[(piece, parent)])
+            for child in children:
+                under_way += self.start_send(piece, child)
+        self._finish(under_way, children, data)
+
+    def _finish(self, requests: list[Any], peers: list[int], arrays: Any) -> None:
+        under_way = UnderWay(self._mpi, requests)
+        try:
+            under_way.wait(self._look, lambda: sorted(set(peers)))
+        except BaseException:
+            # MPI may still read and write them: they must not be given back before the process ends.
+            self._abandoned += [requests, arrays]
+            raise
