@@ -23,7 +23,7 @@ from typing import final
 from xpdistribute.events import Event, Failed, Failure, Lost, Regrouped, Silent
 from xpdistribute.job import Job
 from xpdistribute.roster import Action, Drop, Send
-from xpdistribute.wire import LIMIT, Lines, WireError, encode
+from xpdistribute.wire import LIMIT, Lines, WireError, encode, prepare
 
 HEARTBEAT_SECONDS = 10.0
 QUEUE_LIMIT = 16 * LIMIT
@@ -364,15 +364,6 @@ class _Connection:
         self.wanted = selectors.EVENT_READ
         self.is_ending = False
         self.ends_at = math.inf
-
-
-def prepare(sock: socket.socket) -> None:
-    """Small messages go out at once, and a host that is gone without a word is found out within half a minute."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, name):  # not all of them exist on macOS
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 _all: weakref.WeakSet[Hub] = weakref.WeakSet()
