@@ -31,6 +31,7 @@ from collectives import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
 from collectives import IndexedSlices as IndexedSlices
 from collectives import InProcessCommunicator as InProcessCommunicator
 from collectives import NcclAllReduce as NcclAllReduce
+from collectives import PeerFailedError as PeerFailedError
 from collectives import ReduceOp as ReduceOp
 from collectives import ReductionToOneDevice as ReductionToOneDevice
 from collectives import TracedCommunicator as TracedCommunicator
