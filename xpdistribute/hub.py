@@ -51,6 +51,9 @@ class Hub:
         on_event: called with what happens, in the hub's thread; it must not take long.
         listener: a socket that listens already, instead of one of ``host`` and ``port``.
 
+    Attributes:
+        port: where it listens.
+
     Raises:
         OSError: it cannot listen there.
     """
@@ -74,6 +77,7 @@ class Hub:
             listener = socket.create_server((host, port), family=family, backlog=1024)
         self._listener = listener
         self._listener.setblocking(False)
+        self.port: int = listener.getsockname()[1]
         self._host = host
         self._grace = grace
         self._on_event = on_event
@@ -96,12 +100,6 @@ class Hub:
         self._thread.start()
         atexit.register(self.close)
         return self
-
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        port: int = self._listener.getsockname()[1]
-        return port
 
     @property
     def address(self) -> str:
