@@ -129,6 +129,9 @@ class SharedMemoryLink(Link):
         self._mailbox = Mailbox(self, exchange)
         if watch is not None:
             watch.describe = self.describe
+        # Who ends right away takes its memory with it: not before everybody has opened it.
+        self._call = Call("making the strategy")
+        self._meet()
 
     def describe(self) -> Mapping[str, Any]:
         """What this process is doing, for reports: the number and the words of its collective, and whether it waits."""
