@@ -26,6 +26,8 @@ from benchmarks.plot import IN_STEP, require_matplotlib, write_plot
 from benchmarks.processes import all_reduce, barrier, gradients, idle, start_up
 from benchmarks.processes.options import ProcessOptions
 from benchmarks.processes.process_groups import BACKENDS
+from benchmarks.processes.train import NAME as PROCESSES_TRAIN
+from benchmarks.processes.train import run_train as run_processes_train
 from benchmarks.report import Report
 from benchmarks.rivals.rival import PROGRAMS, Rival, RivalError, find_rival_python
 from benchmarks.rivals.systems import STARTERS, find_pythons
@@ -40,6 +42,7 @@ PROCESSES: dict[str, Callable[[Settings, Report], None]] = {
     barrier.NAME: barrier.run_barrier,
     barrier.CROWDED: barrier.run_crowded_barrier,
     gradients.NAME: gradients.run_gradients,
+    PROCESSES_TRAIN: run_processes_train,
     start_up.NAME: start_up.run_start_up,
     idle.NAME: idle.run_idle,
 }
@@ -223,10 +226,10 @@ def make_parser() -> argparse.ArgumentParser:
     )
     of_all.add_argument(
         "--backend",
-        type=_some(BACKENDS),
-        default=list(BACKENDS[:1]),
+        type=_some(tuple(BACKENDS)),
+        default=["shared_memory"],
         metavar="BACKENDS",
-        help=f"between processes, of {', '.join(BACKENDS)} ({BACKENDS[0]})",
+        help=f"between processes, of {', '.join(BACKENDS)} (shared_memory)",
     )
     of_collectives = parser.add_argument_group("for the collectives, as nccl-tests")
     of_collectives.add_argument("-b", "--minbytes", type=_size, metavar="SIZE", help="smallest size (4)")

@@ -119,5 +119,5 @@ def training_step(strategy: Strategy, replica_batch_size: int) -> Callable[[], A
 
 def num_wrong(strategy: Strategy, step: Callable[[], Any], examples: int, steps: int = 3) -> int:
     """How many of the first losses differ from plain NumPy's. Makes those steps."""
-    losses = [sum(float(part) for part in strategy.experimental_local_results(step())) for _ in range(steps)]
+    losses = [float(np.asarray(strategy.reduce("SUM", step(), axis=None))) for _ in range(steps)]
     return int(np.count_nonzero(~np.isclose(losses, plain_losses(examples, steps), rtol=1e-4)))

@@ -25,9 +25,8 @@ _LONG_QUICK = Effort(rounds=2, iterations=100, most_iterations=5_000, seconds=0.
 def run_barrier(settings: Settings, report: Report) -> None:
     """Print the times of barriers of so many ranks as were asked for."""
     with Contenders(settings, report, settings.ranks, _RIVALS, limit=True) as contenders:
-        what = f"barrier, {settings.ranks} ranks"
-        timings = contenders.measure(_turns(contenders))
-        _report(NAME, what, timings, contenders, settings, report)
+        rows = {f"barrier, {settings.ranks} ranks": contenders.measure(_turns(contenders))}
+        _report(NAME, rows, contenders, settings, report)
 
 
 def run_crowded_barrier(settings: Settings, report: Report) -> None:
@@ -38,9 +37,10 @@ def run_crowded_barrier(settings: Settings, report: Report) -> None:
         Contenders(settings, report, _CROWD, _RIVALS, limit=False) as contenders,
         _hog(),
     ):
-        what = f"barrier, {_CROWD} ranks and a busy program on {_CORES} cores"
-        timings = contenders.measure_whole_turns(_turns(contenders), _LONG_QUICK if settings.quick else _LONG)
-        _report(CROWDED, what, timings, contenders, settings, report, of="means of turns")
+        report.line(f"# {_CROWD} ranks and a busy program on {_CORES} cores")
+        means, each = contenders.measure_turns(_turns(contenders), _LONG_QUICK if settings.quick else _LONG)
+        rows = {"barrier, mean of a turn": means, "barrier, each": each}
+        _report(CROWDED, rows, contenders, settings, report)
 
 
 def _turns(contenders: Contenders) -> list[Turn]:
@@ -52,16 +52,17 @@ def _turns(contenders: Contenders) -> list[Turn]:
 
 def _report(
     name: str,
-    what: str,
-    timings: dict[str, Timing],
+    rows: dict[str, dict[str, Timing]],
     contenders: Contenders,
     settings: Settings,
     report: Report,
-    of: str = "iterations",
 ) -> None:
     ours = settings.processes.backends
-    report.record(name, {"what": what, **describe(timings, ours[0]), "wrong": contenders.num_wrong})
-    report_medians(report, "measured", {what: timings}, ours, of)
+    wrong = contenders.num_wrong
+    for what, timings in rows.items():
+        report.record(name, {"what": what, **describe(timings, ours[0]), "wrong": wrong})
+        wrong = 0
+    report_medians(report, "measured", rows, ours)
 
 
 @contextmanager

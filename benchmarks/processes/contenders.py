@@ -5,13 +5,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import numpy as np
 
 from benchmarks.harness import Case, Effort, Timing, by_turns
-from benchmarks.processes import process_groups
+from benchmarks.processes.process_groups import ours
 from benchmarks.report import Report
 from benchmarks.rivals.rank_group import RankGroup
 from benchmarks.rivals.rival import RivalError
@@ -54,7 +55,7 @@ class Contenders:
         self.limit: RankGroup | None = None
         try:
             self.ours = {
-                backend: self._started(process_groups.system(backend, ranks), ranks)
+                backend: self._resources.enter_context(ours(backend, ranks, settings.timeout))
                 for backend in settings.processes.backends
             }
             for name, python in settings.processes.rivals.items():
@@ -78,13 +79,21 @@ class Contenders:
         cases = {turn.column: turn.group.case(turn.case, **turn.details) for turn in turns}
         return self._measure(turns, cases, self._settings.processes.effort(quick=self._settings.quick))
 
-    def measure_whole_turns(self, turns: Sequence[Turn], effort: Effort) -> dict[str, Timing]:
-        """The same, but each turn gives one time, the mean of its iterations.
+    def measure_turns(
+        self, turns: Sequence[Turn], effort: Effort
+    ) -> tuple[dict[str, Timing], dict[str, Timing]]:
+        """The means of the iterations of each turn, and the iterations themselves.
 
         Where ranks lose their cores now and then, that is where the time goes, and most iterations don't show it.
         """
-        cases = {turn.column: _mean(turn.group.case(turn.case, **turn.details)) for turn in turns}
-        return self._measure(turns, cases, effort)
+        seconds: dict[str, list[list[float]]] = {turn.column: [] for turn in turns}
+        cases = {
+            turn.column: _mean(turn.group.case(turn.case, **turn.details), seconds[turn.column])
+            for turn in turns
+        }
+        means = self._measure(turns, cases, effort)
+        # The first of each is the warm-up.
+        return means, {column: Timing(tuple(chain(*each[1:]))) for column, each in seconds.items()}
 
     def _measure(self, turns: Sequence[Turn], cases: Mapping[str, Case], effort: Effort) -> dict[str, Timing]:
         timings = by_turns(cases, effort, self._report.working)
@@ -121,11 +130,7 @@ class Contenders:
 
 
 def report_medians(
-    report: Report,
-    what: str,
-    rows: Mapping[str, Mapping[str, Timing]],
-    ours: Sequence[str],
-    of: str = "iterations",
+    report: Report, what: str, rows: Mapping[str, Mapping[str, Timing]], ours: Sequence[str]
 ) -> None:
     """Print medians with their spread, and how many times longer the others take than each of ours.
 
@@ -134,10 +139,9 @@ def report_medians(
         what: the title of the rows' names.
         rows: times by column, by row.
         ours: which columns are ours, those that the others are compared with.
-        of: what each time is of.
     """
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    report.line(f"# us: median [10 % .. 90 %] of the {of}")
+    report.line("# us: median [10 % .. 90 %]")
     report.table(
         [what, *columns],
         [
@@ -175,9 +179,12 @@ def describe(timings: Mapping[str, Timing], ours: str) -> dict[str, Any]:
     }
 
 
-def _mean(case: Case) -> Case:
+def _mean(case: Case, turns: list[list[float]]) -> Case:
+    """The case that gives the mean only, and notes the iterations."""
+
     def mean(iterations: int) -> list[float]:
-        return [float(np.mean(case(iterations)))]
+        turns.append(list(case(iterations)))
+        return [float(np.mean(turns[-1]))]
 
     return mean
 

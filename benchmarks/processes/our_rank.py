@@ -10,17 +10,25 @@ import numpy as np
 
 from benchmarks.gradient_lists import MODELS, num_elements
 from benchmarks.machine import package_version
-from benchmarks.processes.process_groups import Ends, communicators
+from benchmarks.mlp import num_wrong, training_step
+from benchmarks.processes.process_groups import Ends, communicators, prepare, strategy
+from benchmarks.rivals.rank import this_rank
+from strategies import Strategy
 
 Call = Callable[[], object]
 
+_RANKS = int(os.environ["BENCHMARK_RANKS"])
+
 _joined: list[Ends] = []
+_strategies: list[Strategy] = []
 
 
 def about() -> dict[str, Any]:
-    """Join the group."""
-    _joined.append(communicators(os.environ))
-    return {"xpdistribute": package_version(), "backend": os.environ["BENCHMARK_BACKEND"]}
+    """Join the group, if this is not all of it."""
+    if _RANKS > 1:
+        prepare(this_rank(), _RANKS)
+        _joined.append(communicators())
+    return {"xpdistribute": package_version(), "ranks": _RANKS}
 
 
 def all_reduce(num_bytes: int, memory: str) -> tuple[Call, Any]:
@@ -53,9 +61,20 @@ def barrier() -> tuple[Call, int]:
     return _joined[0].communicator.barrier, 0
 
 
+def mlp(batch: int) -> tuple[Call, int]:
+    """A training step of the MLP with SGD, ``batch`` examples a rank."""
+    of_all = strategy(_RANKS)
+    _strategies.append(of_all)
+    step = training_step(of_all, batch)
+    return step, num_wrong(of_all, step, batch * _RANKS)
+
+
 def close() -> None:
     """Leave the group."""
-    _joined[0].link.close()
+    for each in _strategies:
+        each.close()
+    for ends in _joined:
+        ends.link.close()
 
 
 def _array(count: int, memory: str) -> Any:
@@ -64,4 +83,4 @@ def _array(count: int, memory: str) -> Any:
     return np.zeros(count, np.float32)
 
 
-CASES = {"all_reduce": all_reduce, "gradients": gradients, "barrier": barrier}
+CASES = {"all_reduce": all_reduce, "gradients": gradients, "barrier": barrier, "mlp": mlp}

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import os
+import secrets
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
-from benchmarks.rivals.rank_group import System
-from collectives.communicator import Communicator
+from benchmarks.rivals.rank_group import RankGroup, System
+from benchmarks.rivals.systems import mpiexec
+from collectives import CommunicationOptions, Communicator
 from collectives.hierarchical import HierarchicalCommunicator
 from collectives.link import Link
-from collectives.shared_memory.shared_memory_link import SharedMemoryLink
+from collectives.processes import join
+from strategies import MultiWorkerMirroredStrategy, OneDeviceStrategy, Strategy
+from xpdistribute.hub import Hub
 
-BACKENDS = ("shared_memory",)
-"""The names of `communicators`."""
+BACKENDS: Mapping[str, str] = {"shared_memory": "shared_memory", "hierarchical": "auto", "mpi": "mpi"}
+"""From our names to those of `MultiWorkerMirroredStrategy`: for ``hierarchical`` the ranks believe to be on two hosts."""
 
 TIMEOUT = 60.0
 """Seconds that a rank waits for others."""
 
+_WITH_MPI = ("hierarchical", "mpi")
+_BACKEND = "BENCHMARK_BACKEND"
 _PROGRAM = Path(__file__).with_name("our_rank.py")
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,9 +46,32 @@ class Ends:
     link: Link
 
 
-def system(backend: str, ranks: int) -> System:  # noqa: ARG001  as many as the group has
-    """How the ranks of a backend are started, each with one BLAS thread."""
-    return System(backend, sys.executable, _PROGRAM, {**our_environment(), "BENCHMARK_BACKEND": backend})
+@contextmanager
+def ours(backend: str, ranks: int, timeout: float) -> Iterator[RankGroup]:
+    """A group of ranks of ours, each with one BLAS thread; the suite holds their hub, as the launcher does otherwise.
+
+    Args:
+        backend: of `BACKENDS`.
+        ranks: how many; one is a job of its own, without a hub.
+        timeout: seconds that an answer of theirs may take.
+    """
+    environment = {**our_environment(), _BACKEND: backend}
+    starter: list[str] = []
+    if ranks > 1 and backend in _WITH_MPI:
+        starter, more = mpiexec(sys.executable, ranks)
+        environment.update(more)
+    token = secrets.token_hex(16)
+    with Hub(ranks, token).start() as hub:
+        each: list[dict[str, str]] = [{}]
+        if ranks > 1:
+            environment.update(
+                XPDISTRIBUTE_HUB=hub.address, XPDISTRIBUTE_TOKEN=token, XPDISTRIBUTE_SIZE=str(ranks)
+            )
+            if not starter:
+                each = [{"XPDISTRIBUTE_RANK": str(rank)} for rank in range(ranks)]
+        system = System(backend, sys.executable, _PROGRAM, environment, of_rank=each, starter=starter)
+        with RankGroup(system, ranks, timeout) as group:
+            yield group
 
 
 def our_environment() -> dict[str, str]:
@@ -52,40 +80,27 @@ def our_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
-def communicators(environ: Mapping[str, str]) -> Ends:
-    """This rank's ends, once all ranks are there.
+def prepare(rank: int, ranks: int) -> None:
+    """Settle what this rank believes of its host, before it joins."""
+    if os.environ[_BACKEND] == "hierarchical":
+        os.environ["XPDISTRIBUTE_HOST"] = f"half{2 * rank // ranks}"
 
-    Args:
-        environ: what `system` and the suite have set.
-    """
-    rank, ranks = int(environ["BENCHMARK_RANK"]), int(environ["BENCHMARK_RANKS"])
-    exchange = _Exchange(Path(environ["BENCHMARK_FOLDER"]), rank, ranks)
-    link = SharedMemoryLink(rank, [1] * ranks, exchange, timeout=TIMEOUT)
+
+def communicators() -> Ends:
+    """This rank's ends, once all ranks are there."""
+    link = join(TIMEOUT).link(1, CommunicationOptions(timeout_seconds=TIMEOUT), _chosen())
+    if link is None:
+        raise RuntimeError("benchmark: got one rank; need several to communicate")
     return Ends(HierarchicalCommunicator.alone(link, TIMEOUT), link)
 
 
-@final
-class _Exchange:
-    """Gives every rank's value, by rank, by way of files in a folder of all."""
+def strategy(ranks: int) -> Strategy:
+    """What this rank trains with: beside others, or alone on one device."""
+    if ranks == 1:
+        return OneDeviceStrategy("cpu:0")
+    options = CommunicationOptions(timeout_seconds=TIMEOUT)
+    return MultiWorkerMirroredStrategy(communication_options=options, backend=_chosen())
 
-    def __init__(self, folder: Path, rank: int, ranks: int) -> None:
-        self._folder = folder
-        self._rank = rank
-        self._ranks = ranks
-        self._calls = 0
 
-    def __call__(self, value: Any) -> list[Any]:
-        self._calls += 1
-        mine = self._file(self._rank)
-        partial = mine.with_suffix(".partial")
-        partial.write_text(json.dumps(value), encoding="utf-8")
-        partial.rename(mine)
-        deadline = time.monotonic() + TIMEOUT
-        while not all(self._file(rank).exists() for rank in range(self._ranks)):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"benchmark: rank {self._rank} waited {TIMEOUT:g} s for all to start")
-            time.sleep(1e-3)
-        return [json.loads(self._file(rank).read_text(encoding="utf-8")) for rank in range(self._ranks)]
-
-    def _file(self, rank: int) -> Path:
-        return self._folder / f"exchange {self._calls} {rank}"
+def _chosen() -> str:
+    return BACKENDS[os.environ[_BACKEND]]

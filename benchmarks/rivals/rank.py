@@ -9,14 +9,16 @@ case from its details: the call that is timed, and either the array that the cal
 checked here before and after each turn, or the number of results that were found wrong already. ``LOOPS`` has the same for calls
 that time themselves: those take the number of iterations, and return when each began and ended. ``close()`` leaves the group.
 
-The protocol is lines of JSON, `Asked` and what it is answered with:
+The protocol is lines of JSON, each answered with one:
 
-=============================== =====================================================================
-``{"measure", "iterations", …}``  ``{"begun", "ended", "wrong"}``: nanoseconds of a clock that all ranks of the machine share
-``{"idle": seconds}``             ``{"cpu_share"}``: of a core, while rank 0 kept the others waiting in a barrier for so long
-``{"forget"}``                    ``{}``: all cases and their memory are given back
-``{"quit"}``                      none: the process ends
-=============================== =====================================================================
+``{"measure": NAME, "warm_up": 3, "iterations": 20, ...}``, with the case's details
+    ``{"begun": [...], "ended": [...], "wrong": 0}``, in nanoseconds of a clock that all ranks of the machine share.
+``{"idle": 2.0}``
+    ``{"cpu_share": 0.01}``: of a core, while rank 0 kept the others waiting in a barrier for so many seconds.
+``{"forget": true}``
+    ``{}``: all cases and their memory have been given back.
+``{"quit": true}``
+    None: the process ends.
 """
 
 from __future__ import annotations
@@ -93,8 +95,8 @@ class Rank:
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         """What a line is answered with."""
         if "measure" in asked:
-            name, iterations = asked.pop("measure"), asked.pop("iterations")
-            return self._measure(name, iterations, asked)
+            name, warm_up, iterations = (asked.pop(key) for key in ("measure", "warm_up", "iterations"))
+            return self._measure(name, warm_up, iterations, asked)
         if "idle" in asked:
             return {"cpu_share": self._idle(asked["idle"])}
         if "forget" in asked:
@@ -103,10 +105,9 @@ class Rank:
             return {}
         raise ValueError(f"got {asked}; need measure, idle, forget or quit")
 
-    def _measure(self, name: str, iterations: int, details: dict[str, Any]) -> dict[str, Any]:
+    def _measure(self, name: str, warm_up: int, iterations: int, details: dict[str, Any]) -> dict[str, Any]:
         loop, checked, wrong = self._case(name, details)
-        # Others had the caches and the cores in the meantime.
-        loop(max(1, min(20, iterations // 10)))
+        loop(warm_up)
         gc.disable()
         try:
             begun, ended = loop(iterations)
