@@ -36,7 +36,6 @@ class HierarchicalCommunicator(Communicator):
         self._local = local_rank
         self._rendezvous = rendezvous
         self._link = link
-        self._rank = link.first + local_rank
         self._memory = RecycledMemory()
         self._is_alone = rendezvous.size == 1
 
@@ -47,7 +46,7 @@ class HierarchicalCommunicator(Communicator):
 
     @property
     def rank(self) -> int:
-        return self._rank
+        return self._link.first + self._local
 
     @property
     def world_size(self) -> int:
@@ -94,7 +93,7 @@ class HierarchicalCommunicator(Communicator):
     def _reduce(self, array: Array, op: ReduceOp, root: int, out: Array | None) -> Array | None:
         call = Call("reduce", (op, (array.dtype, array.shape), f"root {root}"))
         source = np.ascontiguousarray(array).reshape(-1)
-        if self._rank != root:
+        if self.rank != root:
             self._fold(call, op, [source], None)
             return None
         # The other processes don't know of an out that is narrower than the result.
@@ -202,14 +201,14 @@ class HierarchicalCommunicator(Communicator):
         if 0 <= local < self._rendezvous.size:
             self._rendezvous.send(self._local, local, tag, array.copy())
         else:
-            self._link.send(self._rank, np.asarray(array, order="C"), peer, tag)
+            self._link.send(self.rank, np.asarray(array, order="C"), peer, tag)
 
     def _recv(self, peer: int, tag: int) -> Array:
         local = peer - self._link.first
         if 0 <= local < self._rendezvous.size:
             array: Array = self._rendezvous.receive(self._local, local, tag)
             return array
-        return self._link.receive(self._rank, peer, tag)
+        return self._link.receive(self.rank, peer, tag)
 
     # ------------------------------------------------------------------ pieces
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from typing import Any, final
 
@@ -15,6 +16,7 @@ from collectives.channel import Channel
 from collectives.communication_options import CommunicationOptions
 from collectives.errors import PeerFailedError
 from collectives.link import Link
+from collectives.renewable_link import RenewableLink
 from collectives.shared_memory.segments import host_identity
 from collectives.shared_memory.shared_memory_link import SharedMemoryLink
 
@@ -36,11 +38,13 @@ class Processes:
     def __init__(self, channel: Channel | None) -> None:
         self.channel = channel
         self._num_links = 0
+        self._kept: list[tuple[weakref.ref[RenewableLink], CommunicationOptions, int]] = []
+        self._renewals: list[weakref.WeakMethod[Callable[[], None]]] = []
 
     @property
     def process(self) -> int:
         """The number of this one."""
-        return 0 if self.channel is None else self.channel.process
+        return 0 if self.channel is None else max(0, self.channel.process)
 
     @property
     def num_processes(self) -> int:
@@ -51,6 +55,8 @@ class Processes:
         """Tell the other processes that this one has failed in a step, which they can't complete without it."""
         if self.channel is None:
             return
+        if self.channel.elastic and isinstance(error, PeerFailedError):
+            return  # the job may go on; if not, the error ends this process, which is told then
         # The last line is what the others name in their errors.
         text = "".join(traceback.format_exception(error)) + f"{type(error).__name__}: {error}"
         follows = error.process if isinstance(error, PeerFailedError) else None
@@ -73,7 +79,52 @@ class Processes:
         channel = self.channel
         if channel is None:
             return None
-        name = f"link {self._num_links}"
+        if not channel.elastic:
+            return self._new_link(num_members, options, backend)
+        is_member = channel.process >= 0
+        link = RenewableLink(
+            num_members, self._new_link(num_members, options, backend) if is_member else None
+        )
+        self._kept.append((weakref.ref(link), options, num_members))
+        return link
+
+    def regroup(self, *, admit: bool, timeout: float) -> None:
+        """Go on with the processes that are left, and with newcomers if all admit them. All call it at the same time.
+
+        Every link is made anew between these processes; then those who asked for it by `on_renewal` are told.
+
+        Raises:
+            CollectiveError: it is not possible.
+        """
+        channel = self.channel
+        assert channel is not None
+        while True:
+            channel.regroup(None, admit, timeout)
+            self._num_links = 0
+            try:
+                self._kept = [kept for kept in self._kept if kept[0]() is not None]
+                for reference, options, num_members in self._kept:
+                    link = reference()
+                    assert link is not None
+                    link.renew(self._new_link(num_members, options, "auto"))
+                break
+            except PeerFailedError as error:
+                if error.process not in channel.gone:
+                    raise
+                admit = False  # another one was lost meanwhile; newcomers wait for the next time
+        for renewal in self._renewals:
+            told = renewal()
+            if told is not None:
+                told()
+
+    def on_renewal(self, told: Callable[[], None]) -> None:
+        """Call a method after every `regroup`, as long as its object exists."""
+        self._renewals.append(weakref.WeakMethod(told))
+
+    def _new_link(self, num_members: int, options: CommunicationOptions, backend: str) -> Link:
+        channel = self.channel
+        assert channel is not None
+        name = f"link {channel.epoch}.{self._num_links}"
         self._num_links += 1
         timeout = options.timeout
         told = channel.gather(name, [num_members, host_identity(), backend], timeout)
@@ -145,12 +196,14 @@ def _connect(timeout: float) -> Channel | None:
         for v in ("XPDISTRIBUTE_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
         if v in os.environ
     )
+    joins = os.environ.get("XPDISTRIBUTE_JOIN") == "1"
     channel = Channel.connect(
         address,
         os.environ["XPDISTRIBUTE_TOKEN"],
-        int(rank),
+        None if joins else int(rank),
         host=os.environ.get("XPDISTRIBUTE_HOST") or os.uname().nodename,
-        size=int(os.environ["XPDISTRIBUTE_SIZE"]),
+        size=None if joins else int(os.environ["XPDISTRIBUTE_SIZE"]),
+        join=joins,
         timeout=timeout,
     )
     channel.install_hooks()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from collectives.communication_options import CommunicationOptions, CrossDeviceOps
 from collectives.devices import Device, parse_devices, visible_gpus
 from collectives.processes import join
+from collectives.renewable_link import RenewableLink
+from strategies.recovery import MembershipChange, Recovery, SharedState
 from strategies.strategy import Strategy
 from variables.flat_memory import FlatMemory
+from variables.journal import Journal
 from variables.mirrored_variable import MirroredVariable
 from variables.sync_on_read_variable import SyncOnReadVariable
 from variables.synchronization import VariableSynchronization
@@ -29,6 +32,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         cluster_resolver: accepted for TensorFlow's signature; None finds the cluster in the environment.
         communication_options: hints, and ``timeout_seconds``, how long a process waits for the others.
         devices: of this process's replicas; None takes its share of the host's GPUs, or one CPU where there is none.
+        on_membership_change: in an elastic job (``xpdistribute run --elastic``), called on every process with a `MembershipChange`
+            when processes were lost or have come, before it goes on.
         backend: how processes exchange data: ``"auto"`` is shared memory inside a host and MPI between hosts.
 
     Raises:
@@ -45,6 +50,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         devices: Sequence[str | Device] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
         backend: str = "auto",
+        on_membership_change: Callable[[MembershipChange], object] | None = None,
     ) -> None:
         if devices is None:
             devices = visible_gpus() or [Device("cpu")]
@@ -61,6 +67,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         )
         self._resolver = cluster_resolver
         self._memory = FlatMemory(self.devices, link)
+        if isinstance(link, RenewableLink):
+            self._recovery = Recovery(
+                self._processes, link, self._steps, on_membership_change, options.timeout, self._set_journal
+            )
 
     @property
     def is_chief(self) -> bool:
@@ -75,6 +85,30 @@ class MultiWorkerMirroredStrategy(Strategy):
     def num_workers(self) -> int:
         """How many processes there are."""
         return self._processes.num_processes
+
+    def share_state(self, state: SharedState) -> None:
+        """Say what newcomers of an elastic job need to go on where the others are; nothing in other jobs.
+
+        Call it once, before the first step, with the model, the optimizers, the iterators of datasets and the counters that the program's
+        loop goes by. A process that has come later waits in it until it is taken in, and has the others' values then. That happens
+        when the others ask an iterator of the state for the next element, or call `take_in_newcomers`: there the loop of
+        a newcomer must be able to begin.
+        """
+        if self._recovery is None:
+            return
+        self._recovery.share(state)
+
+    def take_in_newcomers(self) -> None:
+        """Take in whoever has come, in an elastic job whose loop goes by no iterator. All processes call it between two steps."""
+        if self._recovery is not None:
+            self._recovery.take_in()
+
+    def _set_journal(self, journal: Journal | None) -> None:
+        self.journal = journal
+
+    @property
+    def _takes_initial_values(self) -> bool:
+        return not isinstance(self._link, RenewableLink) or self._link.is_connected
 
     def _create(self, spec: VariableSpec, name: str) -> Variable:
         if spec.synchronization is VariableSynchronization.ON_READ:

@@ -97,6 +97,12 @@ class Steps:
                 self._running.release()
             self._entering.discard(thread_id)
 
+    def renew(self) -> None:
+        """Begin the next step with new replicas, as their numbers have changed."""
+        for crew in self._crews:
+            crew.threads.close()
+        self._crews.clear()
+
     def first_replica(self) -> ReplicaContext:
         """The view of replica 0, for code outside of steps that is meant for one."""
         return self._crew(0).contexts[0]

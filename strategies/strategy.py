@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, Self, TypeVar, final
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from strategies.datasets.input_options import AutoShardPolicy, InputContext, Inp
 from strategies.datasets.local_replicas import Place, keep
 from strategies.steps import Steps
 from variables.central_variable import CentralVariable
+from variables.journal import Journal
 from variables.local_variable import LocalVariable
 from variables.replica_context import (
     Context,
@@ -49,7 +50,10 @@ from variables.values import (
 )
 from variables.variable import Variable, VariableSpec
 
+T = TypeVar("T")
+
 if TYPE_CHECKING:
+    from strategies.recovery import Recovery
     from strategies.tracing.trace import Trace
 
 
@@ -84,6 +88,10 @@ class Strategy(ABC):
 
     _is_default = False
     """Whether it is the one that stands for no strategy."""
+    _recovery: Recovery | None = None
+    """What goes on when processes are lost, where that is possible."""
+    journal: Journal | None = None
+    """Keeps what the step under way changes, where it may have to be made again."""
 
     def __init__(
         self,
@@ -209,6 +217,8 @@ class Strategy(ABC):
         if kwargs is not None and type(kwargs) is not dict and not isinstance(kwargs, Mapping):
             raise TypeError(f"run: got kwargs={kwargs!r}; need a dict of arguments by name")
         context = self._require_across("run")
+        if self._recovery is not None and (context is None or not context.depth):
+            return self._recovery.run(fn, args, kwargs or {})
         return self._steps.run(0 if context is None else context.depth, fn, args, kwargs or {})
 
     @contextmanager
@@ -268,7 +278,9 @@ class Strategy(ABC):
         self._require_across("reduce")
         size, link = len(self._devices), self._link
         if link is not None:
-            return map_structure(lambda leaf: _like(reduce_linked(link, op, leaf, axis), like), value)
+            return self.across(
+                lambda: map_structure(lambda leaf: _like(reduce_linked(link, op, leaf, axis), like), value)
+            )
         if axis is None and size == 1 and not has_distributed(value) and not isinstance(value, Variable):
             return value if like is None else map_structure(lambda leaf: _like(leaf, like), value)
         return map_structure(lambda leaf: _like(reduce_leaf(op, leaf, axis, size), like), value)
@@ -290,7 +302,9 @@ class Strategy(ABC):
         self._require_across("gather")
         link = self._link
         if link is not None:
-            return map_structure(lambda leaf: _like(gather_linked(link, leaf, axis), like), value)
+            return self.across(
+                lambda: map_structure(lambda leaf: _like(gather_linked(link, leaf, axis), like), value)
+            )
         return map_structure(lambda leaf: _like(gather_leaf(leaf, axis), like), value)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
@@ -368,6 +382,11 @@ class Strategy(ABC):
         return distribute_from_function(
             dataset_fn, len(self._devices), place=self._place, options=options, **self._workers
         )
+
+    @property
+    def _takes_initial_values(self) -> bool:
+        """Whether new variables start from the chief's value; a newcomer takes over those of the others later."""
+        return True
 
     @property
     def _workers(self) -> dict[str, Any]:
@@ -462,8 +481,9 @@ class Strategy(ABC):
         op = ReduceOp.parse(reduce_op)
         self._require_across("reduce_to")
         count = _count_destinations(destinations)
-        if self._link is not None and not isinstance(value, Mirrored):
-            return _copies(reduce_linked(self._link, op, value, None), count)
+        link = self._link
+        if link is not None and not isinstance(value, Mirrored):
+            return _copies(self.across(lambda: reduce_linked(link, op, value, None)), count)
         if isinstance(value, DistributedValues) and not isinstance(value, Mirrored):
             return _copies(reduce_components(op, value.values), count)
         if isinstance(value, Mirrored) and op is ReduceOp.MEAN:
@@ -506,6 +526,10 @@ class Strategy(ABC):
         """Whether a variable was made under this strategy; the default one counts those made under none."""
         return variable.owner is self or (variable.owner is None and self._is_default)
 
+    def across(self, work: Callable[[], T]) -> T:
+        """Do what all processes do together outside of steps; again, where processes were lost in it and the job goes on."""
+        return work() if self._recovery is None else self._recovery.again(work)
+
     # ---------------------------------------------------------------- its life
 
     def close(self) -> None:
@@ -534,7 +558,7 @@ class Strategy(ABC):
             self._num_names += 1
         else:
             name = spec.name
-        if self._link is not None:
+        if self._link is not None and self._takes_initial_values:
             # The copies of all processes start from the chief's value, whatever each has drawn at random.
             value = broadcast_over(self._link, Call("Variable", (), spec.name), spec.initial_value)
             spec = replace(spec, initial_value=value)

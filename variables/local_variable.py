@@ -90,6 +90,8 @@ class LocalVariable(Variable):
         """Change this array alone, by a value that has been checked."""
         if isinstance(value, np.ndarray) and not is_host(self.memory):
             value = self.device.place(value)
+        if self.owner is not None and self.owner.journal is not None:
+            self.owner.journal.keep(id(self), self.memory)
         # Outside a strategy all replicas share one plain variable, and an addition is a read and a write.
         with self._mutex:
             write.apply(self.memory, value)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from types import BuiltinFunctionType
-from typing import Any, Protocol, final
+from typing import Any, Protocol, TypeVar, final
 
 import numpy as np
 
@@ -33,7 +33,11 @@ from collectives.indexed_slices import IndexedSlices, all_reduce_slices
 from collectives.link import Link
 from collectives.reduce_op import ReduceOp
 from collectives.rendezvous import Call, Rendezvous
+from variables.journal import Journal
 from variables.values import flatten, map_structure, regroup, select, sketch
+
+
+T = TypeVar("T")
 
 
 class ReplicaContextError(RuntimeError):
@@ -50,6 +54,13 @@ class Owner(Protocol):
     @property
     def link(self) -> Link | None:
         """To the other processes that it has replicas in, if there are any."""
+
+    @property
+    def journal(self) -> Journal | None:
+        """Keeps what the step under way changes, where it may have to be made again."""
+
+    def across(self, work: Callable[[], T]) -> T:
+        """Do what all processes do together outside of steps; again, where processes were lost in it and the job goes on."""
 
     def create_variable(self, spec: Any) -> Any:
         """A new variable of the kind that this strategy spreads, from a `VariableSpec`."""

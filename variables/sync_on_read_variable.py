@@ -61,7 +61,11 @@ class SyncOnReadVariable(Variable):
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA and link is None:
             return self.copies[0].live()
         values = [copy.live() for copy in self.copies]
-        return aggregate(values, self.aggregation, link, Call("read", (), self.name))
+        if link is None or self.owner is None:
+            return aggregate(values, self.aggregation)
+        return self.owner.across(
+            lambda: aggregate(values, self.aggregation, link, Call("read", (), self.name))
+        )
 
     def _write_in(
         self, context: Context | None, write: Write, value: Any, read_value: bool, already_identical: bool

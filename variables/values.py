@@ -44,9 +44,17 @@ class DistributedValues:
 
 @final
 class PerReplica(DistributedValues):
-    """Components that may differ, also in shape."""
+    """Components that may differ, also in shape.
 
-    __slots__ = ()
+    Attributes:
+        whole: the array that the components are shares of, along its first axis, where they are: a dataset's global batch.
+    """
+
+    __slots__ = ("whole",)
+
+    def __init__(self, values: Sequence[Any], whole: Any = None) -> None:
+        super().__init__(values)
+        self.whole = whole
 
 
 @final

@@ -128,6 +128,27 @@ class OwnSegments:
             os.close(segment.descriptor)
 
 
+_own: OwnSegments | None = None
+_making = threading.Lock()
+
+
+def own_segments() -> OwnSegments:
+    """Those of this process, whichever link lends what lies in them."""
+    global _own
+    with _making:
+        if _own is None:
+            _own = OwnSegments()
+        return _own
+
+
+def _after_fork() -> None:
+    global _own, _making
+    _own, _making = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 @final
 class PeerSegments:
     """Another process's segments, as they are mapped here.

@@ -34,7 +34,7 @@ from collectives.reduce_op import ReduceOp
 from collectives.reduction import CHUNK_BYTES, Fold, fold
 from collectives.shared_memory.flags import DATA, Flags, page_bytes
 from collectives.shared_memory.mailbox import Mailbox
-from collectives.shared_memory.segments import NOWHERE, OwnSegments, PeerSegments
+from collectives.shared_memory.segments import NOWHERE, PeerSegments, own_segments
 from collectives.watch import Watch
 
 T = TypeVar("T")
@@ -100,7 +100,7 @@ class SharedMemoryLink(Link):
         self._watch = watch
         self._numbers = tuple(range(len(counts)) if numbers is None else numbers)
         self._name = name
-        self._own = OwnSegments()
+        self._own = own_segments()
         self._page, location = self._own.make(page_bytes(_SLOT))
         told = exchange([os.getpid(), *location])
         self._peers = [PeerSegments(pid, f"process {p} (pid {pid})") for p, (pid, *_) in enumerate(told)]

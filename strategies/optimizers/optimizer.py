@@ -298,8 +298,23 @@ class Optimizer:
     ) -> bool:
         """An update of this process's copies, of the gradients of all processes."""
         plan, lent, sparse = exchange.bring_together(group, contributions)
+        journal = group.journal
+        if journal is not None:
+            journal.keep_update(group.arrays(), self._undo(loss_scale))
         plan.begin(Update(self.iterations + 1, self._rate(), [lent], sparse, loss_scale))
         return self._run(plan, 0)
+
+    def _undo(self, loss_scale: LossScale | None) -> Callable[[], None]:
+        """Takes back what an update changes beside arrays."""
+        iterations = self.iterations
+        scale = None if loss_scale is None else dict(vars(loss_scale))
+
+        def undo() -> None:
+            self.iterations = iterations
+            if loss_scale is not None and scale is not None:
+                vars(loss_scale).update(scale)
+
+        return undo
 
     def _rate(self) -> float:
         rate = self._learning_rate

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 from collectives.arrays import Array
@@ -13,6 +13,7 @@ from collectives.rendezvous import Call
 from strategies.optimizers.gradient_memory import GradientMemory, place_of
 from strategies.optimizers.plan import Plan, Settings
 from strategies.optimizers.sparse_rows import SparseRows, Table
+from variables.journal import Journal
 from variables.replica_context import Owner
 from variables.sharded_variable import ShardedVariable
 from variables.variable import Variable
@@ -70,6 +71,18 @@ class VariableGroup:
         self.call = Call("apply_gradients", (title, _Hidden(key)))
         self.between = Call("the middle of apply_gradients", (title, _Hidden(key)))
         self.end = Call("the end of apply_gradients", (title, _Hidden(key)))
+
+    @property
+    def journal(self) -> Journal | None:
+        """Keeps what the step under way changes, where it may have to be made again."""
+        return None if self._strategy is None else self._strategy.journal
+
+    def arrays(self) -> Iterator[Array]:
+        """All that an update of these variables changes: their copies and slots."""
+        for variable in self.variables:
+            state, place = self._memory.state_of(variable, self.num_replicas), place_of(variable)
+            for whole in (*state.block.copies, *state.slots.values()):
+                yield place.view(whole)
 
     def plan(self, sparse: tuple[int, ...], left_out: frozenset[int] = frozenset()) -> Plan:
         """How they are updated where the gradients at some positions are sparse, and some variables are left out."""
