@@ -18,6 +18,7 @@ import pytest
 
 from collectives.channel import Channel
 from collectives.errors import CollectiveAbortedError, CollectiveTimeoutError, PeerFailedError
+from tests.mpi_runner import finish_ranks
 from xpdistribute.hub import Hub
 
 TOKEN = "secret"
@@ -686,3 +687,32 @@ def test_a_job_that_is_not_elastic_does_not_regroup(
 ) -> None:
     with pytest.raises(CollectiveAbortedError, match="it is not elastic"):
         channels(hubs(1), 0).regroup(None, False, 5.0)
+
+
+# --------------------------------------------------------------------------- MPI
+
+
+@pytest.mark.parametrize("peer", ["waits in MPI", "computes"])
+def test_an_exception_ends_a_process_even_while_mpi_waits_for_the_others(
+    hubs: Callable[..., Hub], peer: str
+) -> None:
+    hub = hubs(2)
+    script = f"""
+import sys, time
+from mpi4py import MPI
+from collectives.channel import Channel
+world = MPI.COMM_WORLD
+channel = Channel.connect({hub.address!r}, {TOKEN!r}, world.rank, host="here", size=2, timeout=20.0)
+channel.install_hooks()
+world.Barrier()
+if world.rank == 1:
+    raise KeyError("boom")
+{"world.recv(source=1)" if peer == "waits in MPI" else "time.sleep(20)"}
+"""
+    run = finish_ranks(2, script, timeout=15.0)
+    assert run.returncode == 1, str(run)
+    assert run.seconds < 8.0, str(run)
+    assert "KeyError: 'boom'" in run.errors[1]
+    assert hub.wait(5.0)
+    assert hub.failures[0].process == 1
+    assert hub.failures[0].text.endswith("KeyError: 'boom'\n")
