@@ -25,7 +25,7 @@ from strategies.cross_replica import Axis, components_of, gather_leaf, reduce_co
 from strategies.datasets.distributed_dataset import DistributedDataset
 from strategies.datasets.distributed_dataset_from_function import distribute_from_function
 from strategies.datasets.input_options import AutoShardPolicy, InputContext, InputOptions
-from strategies.datasets.local_replicas import Place, keep
+from strategies.datasets.local_replicas import Place, keep, refuse_in_replica
 from strategies.steps import Steps
 from variables.central_variable import CentralVariable
 from variables.journal import Journal
@@ -367,6 +367,7 @@ class Strategy(ABC):
             options=options,
             auto_shard_policy=auto_shard_policy,
             **self._workers,
+            **self._changing,
         )
 
     def distribute_datasets_from_function(
@@ -387,6 +388,23 @@ class Strategy(ABC):
     def _takes_initial_values(self) -> bool:
         """Whether new variables start from the chief's value; a newcomer takes over those of the others later."""
         return True
+
+    @property
+    def _changing(self) -> dict[str, Any]:
+        """What a dataset needs to know where processes may be lost and come."""
+        link, recovery = self._link, self._recovery
+        if link is None or recovery is None:
+            return {}
+
+        def before_next() -> None:
+            refuse_in_replica()
+            recovery.take_in()
+
+        return {
+            "numbers": lambda: (link.first, link.size, link.process, link.num_processes),
+            "before_next": before_next,
+            "wrap": True,
+        }
 
     @property
     def _workers(self) -> dict[str, Any]:

@@ -36,7 +36,6 @@ from collectives.rendezvous import Call, Rendezvous
 from variables.journal import Journal
 from variables.values import flatten, map_structure, regroup, select, sketch
 
-
 T = TypeVar("T")
 
 

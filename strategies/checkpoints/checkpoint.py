@@ -11,7 +11,7 @@ from collectives.arrays import Array
 from strategies.checkpoints.entries import MemoryEntry
 from strategies.checkpoints.file_format import SavedArray
 from strategies.checkpoints.file_reading import ArrayFile
-from strategies.checkpoints.file_writing import write_file
+from strategies.checkpoints.file_writing import write_bytes, write_file
 from strategies.checkpoints.object_tree import Group, ObjectTree
 from strategies.checkpoints.pending_save import PendingSave, Snapshot
 from strategies.checkpoints.restoration import Restoration
@@ -126,6 +126,32 @@ class Checkpoint(Group):
         self._state.saving = PendingSave(os.fspath(path), lambda: write(copies))
         return self._state.saving
 
+    def to_bytes(self) -> Array:
+        """The bytes of the file that `save` would write, for another process or for later; nothing touches the disk.
+
+        They are what this process tells without the others, so any one process can call it alone. Only ON_READ variables
+        and metrics differ from a file's: they say what a process that joins has to begin with, so that their aggregate
+        stays what it was: nothing of a sum, otherwise this process's own.
+
+        Returns:
+            Shape ``(n,)``, dtype uint8; it shares no memory with the objects.
+
+        Raises:
+            As `save`, OSError aside.
+        """
+        _require_across("to_bytes")
+        return write_bytes(*self._collected(None, alone=True))
+
+    def from_bytes(self, content: Any) -> RestoreStatus:
+        """As `restore`, from what `to_bytes` gave or from the bytes of a file; not a collective.
+
+        Args:
+            content: an object with the buffer protocol; it is copied.
+        """
+        _require_across("from_bytes")
+        self._state.settle()
+        return self._restore_file(ArrayFile.of_bytes(content), is_partial=False)
+
     def wait(self) -> None:
         """Wait for a save that is under way, if any.
 
@@ -166,25 +192,34 @@ class Checkpoint(Group):
         if path is None:
             tree = ObjectTree.of(self._objects)
             return RestoreStatus(NothingRestored(sorted({*tree.arrays, *tree.states})), is_partial=True)
-        restoration = Restoration(Path(path))
+        return self._restore_file(ArrayFile.open(Path(path)), is_partial=is_partial)
+
+    def _restore_file(self, file: ArrayFile, *, is_partial: bool) -> RestoreStatus:
+        file.verify()
+        restoration = Restoration(file)
         tree = ObjectTree.of(self._objects)
         restoration.apply(tree)
         self._state.pending = [(restoration, "")]
         _hand_down(restoration, tree)
         return RestoreStatus(restoration, is_partial=is_partial)
 
-    def _collected(self, about: Mapping[str, Any] | None) -> tuple[list[SavedArray], dict[str, Any]]:
+    def _collected(
+        self, about: Mapping[str, Any] | None, *, alone: bool = False
+    ) -> tuple[list[SavedArray], dict[str, Any]]:
         """What is to be written: arrays as they lie in memory, and states."""
         tree = ObjectTree.of(self._objects)
         entries = {**tree.arrays, **tree.present_slots(require_all=True)}
-        arrays = {name: entry.save() for name, entry in entries.items()}
+        arrays = {name: entry.save(alone=alone) for name, entry in entries.items()}
 
         def keep(name: str, array: Array) -> None:
             if name in arrays:
                 raise ValueError(f"save: got two arrays that are called {name}; need a name for each")
             arrays[name] = MemoryEntry(name, [array]).save()
 
-        states = {name: encode(entry.save(), name, keep) for name, entry in tree.states.items()}
+        states = {}
+        for name, entry in tree.states.items():
+            save = entry.save_alone if alone and entry.save_alone is not None else entry.save
+            states[name] = encode(save(), name, keep)
         if about is not None:
             states[ABOUT] = encode(about, ABOUT, keep)
         return list(arrays.values()), states
@@ -233,7 +268,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         FileNotFoundError: there is no file.
         CheckpointError: it is damaged or none of ours.
     """
-    file = ArrayFile(Path(path))
+    file = ArrayFile.open(Path(path))
     file.verify()
     states = {name: decode(state, file.read) for name, state in file.states.items() if name != ABOUT}
     return {**{name: file.read(name) for name in file.arrays}, **states}
@@ -245,7 +280,7 @@ def about_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         As `load_checkpoint`.
     """
-    file = ArrayFile(Path(path))
+    file = ArrayFile.open(Path(path))
     about = decode(file.states.get(ABOUT, {}), file.read)
     assert isinstance(about, dict)
     return about

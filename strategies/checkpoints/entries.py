@@ -22,6 +22,8 @@ from variables.local_variable import LocalVariable
 from variables.mirrored_variable import MirroredVariable
 from variables.replica_context import current
 from variables.sharded_variable import ShardedVariable
+from variables.sync_on_read_variable import SyncOnReadVariable
+from variables.synchronization import VariableAggregation
 from variables.variable import Variable
 
 
@@ -69,8 +71,12 @@ class ArrayEntry(ABC):
     name: str
 
     @abstractmethod
-    def save(self) -> SavedArray:
-        """What is to be written: memory, not copies, as far as that has the saved value."""
+    def save(self, *, alone: bool = False) -> SavedArray:
+        """What is to be written: memory, not copies, as far as that has the saved value.
+
+        Args:
+            alone: take what needs no other process: of a sum over replicas, the part of one more, which is nothing.
+        """
 
     @abstractmethod
     def mismatch(self, stored: StoredArray) -> str | None:
@@ -89,9 +95,9 @@ class VariableEntry(ArrayEntry):
     name: str
     variable: Variable
 
-    def save(self) -> SavedArray:
+    def save(self, *, alone: bool = False) -> SavedArray:
         with _across_replicas():
-            values = [part.value() for part in parts_of(self.variable)]
+            values = [_own_part(part) if alone else part.value() for part in parts_of(self.variable)]
         require_storable(self.variable.dtype, f"save: {self.name}")
         pieces = [_on_host(value) for value in values]
         return SavedArray(self.name, self.variable.shape, self.variable.dtype, pieces)
@@ -120,7 +126,7 @@ class MemoryEntry(ArrayEntry):
     name: str
     memory: Sequence[Array]
 
-    def save(self) -> SavedArray:
+    def save(self, *, alone: bool = False) -> SavedArray:
         dtype = self.memory[0].dtype.newbyteorder("=")
         require_storable(dtype, f"save: {self.name}")
         pieces = [_on_host(array).astype(dtype, copy=False) for array in self.memory]
@@ -158,11 +164,14 @@ class StateEntry:
         name: in the file.
         save: gives the state.
         restore: goes to a state.
+        save_alone: gives the state that a process which joins takes over, without the other processes; None if that is
+            ``save``.
     """
 
     name: str
     save: Callable[[], State]
     restore: Callable[[State], object]
+    save_alone: Callable[[], State] | None = None
 
 
 def data_entry(name: str, holder: Any, key: Any) -> StateEntry:
@@ -200,6 +209,14 @@ def _on_host(array: Any) -> Array:
 def parts_of(variable: Variable) -> tuple[Variable, ...]:
     """A sharded variable's shards, or the variable itself."""
     return variable.shards if isinstance(variable, ShardedVariable) else (variable,)
+
+
+def _own_part(variable: Variable) -> Array:
+    if not isinstance(variable, SyncOnReadVariable):
+        return variable.value()
+    own = variable.copies[0].memory
+    # Who restores a sum adds nothing to it: the replicas that are there keep their parts.
+    return np.zeros(own.shape, own.dtype) if variable.aggregation is VariableAggregation.SUM else own
 
 
 def _equal_copies(variable: Variable) -> list[Array] | None:

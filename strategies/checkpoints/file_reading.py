@@ -9,7 +9,7 @@ import weakref
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Self, final
 
 import numpy as np
 
@@ -38,29 +38,56 @@ class ArrayFile:
     """An open checkpoint. It stays readable when its file is replaced or removed.
 
     Args:
-        path: of the file.
+        file: the descriptor of a file on the disk or in memory; closed with this object.
+        source: where it came from, in words.
 
     Raises:
-        FileNotFoundError: there is none.
         CheckpointError: it is none of ours, or not whole.
         ModuleNotFoundError: safetensors, or ml_dtypes for bfloat16, is missing.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, file: int, source: str) -> None:
+        self.source = source
+        self._file = file
+        weakref.finalize(self, os.close, file)
+        self.arrays, self.states = self._parsed()
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """The checkpoint at a path.
+
+        Raises:
+            FileNotFoundError: there is none.
+            CheckpointError: a folder; otherwise as this class.
+        """
         try:
-            self._file = os.open(path, os.O_RDONLY)
+            file = os.open(path, os.O_RDONLY)
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 f"restore: no checkpoint at {str(path)!r}; need the path that Checkpoint.save returned"
             ) from error
-        weakref.finalize(self, os.close, self._file)
         if path.is_dir():
+            os.close(file)
             raise CheckpointError(
                 f"restore: got {str(path)!r}, which is a folder; need the path of a checkpoint in it — "
                 "CheckpointManager(checkpoint, folder).latest_checkpoint"
             )
-        self.arrays, self.states = self._parsed()
+        return cls(file, str(path))
+
+    @classmethod
+    def of_bytes(cls, content: Any) -> Self:
+        """The checkpoint that these bytes are, which are copied.
+
+        Args:
+            content: an object with the buffer protocol.
+        """
+        file = os.memfd_create("checkpoint")
+        try:
+            _write_all(file, memoryview(content).cast("B"))
+        except BaseException:
+            os.close(file)
+            raise
+        return cls(file, "a checkpoint in memory")
 
     arrays: Mapping[str, StoredArray]
     """By name."""
@@ -161,7 +188,7 @@ class ArrayFile:
         index = metadata.get(INDEX_KEY)
         if index is None:
             raise CheckpointError(
-                f"restore: {str(self.path)!r} is a safetensors file of another program; need one that Checkpoint.save "
+                f"restore: {self.source!r} is a safetensors file of another program; need one that Checkpoint.save "
                 "wrote — read it with safetensors.numpy.load_file, and assign its arrays"
             )
         if f"{zlib.crc32(index.encode()):08x}" != metadata.get(INDEX_CHECKSUM_KEY):
@@ -178,7 +205,7 @@ class ArrayFile:
     ) -> tuple[dict[str, StoredArray], dict[str, Any]]:
         if index["format"] != FORMAT:
             raise CheckpointError(
-                f"restore: {str(self.path)!r} has format {index['format']!r}; need {FORMAT} — "
+                f"restore: {self.source!r} has format {index['format']!r}; need {FORMAT} — "
                 "update xpdistribute, or save again with the version here"
             )
         described = index["arrays"]
@@ -210,6 +237,11 @@ class ArrayFile:
 
     def _damaged(self, what: str) -> CheckpointError:
         return CheckpointError(
-            f"restore: {str(self.path)!r} can't be used: {what}; need a whole file as Checkpoint.save wrote it — "
+            f"restore: {self.source!r} can't be used: {what}; need a whole file as Checkpoint.save wrote it — "
             "take an earlier checkpoint"
         )
+
+
+def _write_all(file: int, content: memoryview) -> None:
+    while content:
+        content = content[os.write(file, content) :]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import glob
+import mmap
 import os
 import threading
 import time
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from collectives.arrays import Array
 from strategies.checkpoints.file_format import CHUNK_BYTES, SavedArray, as_bytes, header, in_file_order
 
 _MOST_BUFFERS = 256
@@ -55,6 +57,17 @@ def write_file(path: Path, arrays: Sequence[SavedArray], states: Mapping[str, An
     finally:
         os.close(file)
     _sync_folder(path.parent)
+
+
+def write_bytes(arrays: Sequence[SavedArray], states: Mapping[str, Any]) -> Array:
+    """The bytes of the file that `write_file` would write: shape ``(n,)``, dtype uint8, in memory of their own."""
+    file = os.memfd_create("checkpoint")
+    try:
+        _write(file, in_file_order(arrays), states)
+        memory = mmap.mmap(file, 0)
+    finally:
+        os.close(file)
+    return np.frombuffer(memory, np.uint8)
 
 
 def _write(file: int, arrays: Sequence[SavedArray], states: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ from strategies.checkpoints.optimizer_state import (
     slots_of,
 )
 from strategies.checkpoints.random_states import is_random_source, random_state, restore_random_state
-from strategies.checkpoints.states import Stateful, is_data
+from strategies.checkpoints.states import Stateful, StatefulAlone, is_data
 from strategies.optimizers.loss_scale import LossScaleOptimizer
 from strategies.optimizers.optimizer import Optimizer
 from variables.values import DistributedValues
@@ -160,7 +160,8 @@ class ObjectTree:
         elif _is_array(value):
             self.arrays[name] = MemoryEntry(name, [value])
         elif isinstance(value, Stateful):
-            self.states[name] = StateEntry(name, value.state, value.restore)
+            alone = value.own_state if isinstance(value, StatefulAlone) else None
+            self.states[name] = StateEntry(name, value.state, value.restore, alone)
         elif _has_variables(value):
             self._add(name, value.variables, holder, key, (*above, id(value)))
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, final
 
 from strategies.checkpoints.entries import ArrayEntry, Filled, StateEntry
@@ -19,23 +18,22 @@ class Restoration:
     """One checkpoint on its way into objects, some of which may be attached later.
 
     Args:
-        path: of the checkpoint.
-
-    Raises:
-        FileNotFoundError: there is none.
-        CheckpointError: it is none, or damaged.
+        file: the checkpoint, verified.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = ArrayFile(path)
-        self._file.verify()
+    def __init__(self, file: ArrayFile) -> None:
+        self._file = file
         self._known = ObjectTree()
         in_states = {name for state in self._file.states.values() for name in references(state)}
         self._values = set(self._file.states) | (set(self._file.arrays) - in_states)
         self._values = {name for name in self._values if not name.startswith("$")}
         self._unused = set(self._values)
         self._missing: set[str] = set()
+
+    @property
+    def source(self) -> str:
+        """Where the checkpoint came from, in words."""
+        return self._file.source
 
     @property
     def missing(self) -> list[str]:
@@ -67,7 +65,7 @@ class Restoration:
         mismatches = [*self._wrong_kinds(tree), *self._wrong_arrays(arrays)]
         if mismatches:
             raise CheckpointMismatchError(
-                f"restore: {str(self.path)!r} doesn't fit, and nothing was restored:\n  "
+                f"restore: {self.source!r} doesn't fit, and nothing was restored:\n  "
                 + "\n  ".join(mismatches)
                 + "\nneed the same shapes and dtypes — make the variables as they were saved, or leave them out of the checkpoint",
                 mismatches,

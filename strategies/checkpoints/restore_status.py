@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol, final
 
 from strategies.checkpoints.errors import PartialRestoreWarning
@@ -18,8 +17,8 @@ class Outcome(Protocol):
     """What came of a restore, by names; it may still change."""
 
     @property
-    def path(self) -> Path | None:
-        """Of the checkpoint, if there was one."""
+    def source(self) -> str:
+        """Where the checkpoint came from, in words."""
 
     @property
     def missing(self) -> list[str]:
@@ -37,7 +36,7 @@ class NothingRestored:
 
     missing: list[str]
     unused: list[str] = field(default_factory=list)
-    path: None = None
+    source: str = "restore(None)"
 
 
 @final
@@ -86,7 +85,7 @@ class RestoreStatus:
         self._is_settled = True
         if self.missing:
             raise AssertionError(
-                f"assert_existing_objects_matched: {self._source()} has no value for {_listed(self.missing)}"
+                f"assert_existing_objects_matched: {self._outcome.source} has no value for {_listed(self.missing)}"
             )
         return self
 
@@ -101,10 +100,7 @@ class RestoreStatus:
             parts.append(f"no value for {_listed(self.missing)}")
         if self.unused:
             parts.append(f"nothing here takes {_listed(self.unused)}")
-        return f"{self._source()}: {'; '.join(parts) or 'all restored'}"
-
-    def _source(self) -> str:
-        return "restore(None)" if self._outcome.path is None else str(self._outcome.path)
+        return f"{self._outcome.source}: {'; '.join(parts) or 'all restored'}"
 
     def __repr__(self) -> str:
         return f"RestoreStatus({self._told()})"

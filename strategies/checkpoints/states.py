@@ -35,6 +35,14 @@ class Stateful(Protocol):
         """
 
 
+@runtime_checkable
+class StatefulAlone(Protocol):
+    """A `Stateful` whose ``state`` brings the processes of a job together, and that knows what one tells without the others."""
+
+    def own_state(self) -> State:
+        """What a process that joins the job takes over from this one; not a collective."""
+
+
 def is_plain(value: object) -> bool:
     """Whether this is a number, a string, a boolean or None, or NumPy's scalar of one."""
     return isinstance(value, (*_PLAIN, np.bool_, np.number)) and not isinstance(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -42,6 +42,8 @@ class DistributedDataset:
         input_pipeline_id: int = 0,
         num_replicas_in_sync: int | None = None,
         first_replica_id: int | None = None,
+        numbers: Callable[[], tuple[int, int, int, int]] | None = None,
+        before_next: Callable[[], None] = refuse_in_replica,
     ) -> None:
         """Describes the distribution; nothing is iterated yet.
 
@@ -56,6 +58,8 @@ class DistributedDataset:
             input_pipeline_id: which worker this is.
             num_replicas_in_sync: replicas of all workers; by default as many on each as here.
             first_replica_id: the global id of this process's first replica, by default likewise.
+            numbers: these numbers as they are now, where they may change; as `LocalReplicas` has them.
+            before_next: called before each element.
 
         Raises:
             NotImplementedError: replication mode PER_REPLICA, which only a dataset function can have.
@@ -77,7 +81,9 @@ class DistributedDataset:
             place=place,
             wrap=wrap,
             options=options,
+            numbers=numbers,
         )
+        self._before_next = before_next
         dataset = source if isinstance(source, Dataset) else from_generator(source)
         known = dataset.stage.traits
         policy = known.auto_shard_policy if auto_shard_policy is None else auto_shard_policy
@@ -110,7 +116,7 @@ class DistributedDataset:
         return None if rows is None else self._stage.share_sizes(rows)
 
     def __iter__(self) -> DatasetIterator:
-        return DatasetIterator(self._stage, self._epochs, before_next=refuse_in_replica)
+        return DatasetIterator(self._stage, self._epochs, before_next=self._before_next)
 
     def __len__(self) -> int:
         return length(self.cardinality, "DistributedDataset")
@@ -156,37 +162,45 @@ class _Split(Stage):
 
     def share_sizes(self, num_rows: int) -> tuple[int, ...]:
         """The rows of the local replicas in the first step of a batch of ``num_rows``."""
-        sizes = share_sizes(num_rows, self.replicas.num_total, self._rotation)
+        sizes = share_sizes(num_rows, self.replicas.now.num_total, self._rotation)
         return tuple(sizes[share] for share in self._rounds()[0])
 
     @property
     def _steps_per_batch(self) -> int:
-        return self.replicas.num_workers if self.sees_all else 1
+        return self.replicas.now.num_workers if self.sees_all else 1
 
     @property
     def _rotation(self) -> int:
-        return self.replicas.first_id if self.sees_all else 0
+        return self.replicas.now.first_id if self.sees_all else 0
 
     def _rounds(self) -> list[range]:
         """For each step of a batch, the shares of the local replicas."""
         count = self.replicas.num_local
-        first = 0 if self.sees_all else self.replicas.first_id
+        first = 0 if self.sees_all else self.replicas.now.first_id
         starts = range(first, first + self._steps_per_batch * count, count)
         return [range(start, start + count) for start in starts]
 
     def _steps(self, batches: Iterator[Element]) -> Iterator[Element]:
-        replicas, rotation, rounds = self.replicas, self._rotation, self._rounds()
         for batch in batches:
+            replicas, rotation, rounds = self.replicas.now, self._rotation, self._rounds()
             leaves, structure = flatten(batch)
+            # Whole batches are needed again if a process is lost in the step.
+            keeps = replicas.numbers is not None and not self.sees_all
             if replicas.num_total == 1:
-                yield unflatten(structure, [replicas.joined([leaf]) for leaf in leaves])
+                yield unflatten(
+                    structure, [replicas.joined([leaf], leaf if keeps else None) for leaf in leaves]
+                )
                 continue
             rows = count_rows(leaves, structure, "distribute_dataset", "batch() the dataset first")
             bounds = share_bounds(rows, replicas.num_total, rotation)
             for shares in rounds:
                 parts = [slice(bounds[share], bounds[share + 1]) for share in shares]
                 yield unflatten(
-                    structure, [replicas.joined([leaf[part] for part in parts]) for leaf in leaves]
+                    structure,
+                    [
+                        replicas.joined([leaf[part] for part in parts], leaf if keeps else None)
+                        for leaf in leaves
+                    ],
                 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, final
 
 from strategies.datasets.input_options import InputOptions
@@ -32,6 +32,8 @@ class LocalReplicas:
         num_workers: workers in all.
         place: moves arrays to devices.
         wrap: whether values are PerReplica rather than bare.
+        numbers: gives first_id, num_total, worker_id and num_workers as they are now, where they may change; None where
+            they stay.
 
     Raises:
         ValueError: numbers that don't fit together.
@@ -44,6 +46,7 @@ class LocalReplicas:
     num_workers: int
     place: Place
     wrap: bool
+    numbers: Callable[[], tuple[int, int, int, int]] | None = None
 
     def __post_init__(self) -> None:
         last = self.first_id + self.num_local - 1
@@ -69,6 +72,7 @@ class LocalReplicas:
         place: Place = keep,
         wrap: bool | None = None,
         options: InputOptions,
+        numbers: Callable[[], tuple[int, int, int, int]] | None = None,
     ) -> LocalReplicas:
         """By default all workers have as many replicas as this one, and values are wrapped if there are several."""
         total = num_local * num_workers if num_total is None else num_total
@@ -80,13 +84,24 @@ class LocalReplicas:
             num_workers,
             place if options.experimental_fetch_to_device else keep,
             total > 1 if wrap is None else wrap,
+            numbers,
         )
 
-    def joined(self, arrays: Sequence[Any]) -> Any:
-        """One leaf of a step, from the arrays of the replicas."""
+    @property
+    def now(self) -> LocalReplicas:
+        """These replicas, with the numbers that they have at this time."""
+        if self.numbers is None:
+            return self
+        first_id, num_total, worker_id, num_workers = self.numbers()
+        return replace(
+            self, first_id=first_id, num_total=num_total, worker_id=worker_id, num_workers=num_workers
+        )
+
+    def joined(self, arrays: Sequence[Any], whole: Any = None) -> Any:
+        """One leaf of a step, from the arrays of the replicas, which are shares of ``whole`` if that is given."""
         if self.place is not keep:
             arrays = [self.place(array, replica) for replica, array in enumerate(arrays)]
-        return PerReplica(arrays) if self.wrap else arrays[0]
+        return PerReplica(arrays, whole) if self.wrap else arrays[0]
 
 
 def refuse_in_replica() -> None:
