@@ -14,7 +14,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, final
 
 from collectives.errors import (
@@ -26,6 +25,9 @@ from collectives.errors import (
 from collectives.exit_hooks import ExitHooks
 from collectives.hang_report import TIMEOUT, HangReport, stacks_now
 from collectives.hub_connection import TELL_EVERY, HubConnection
+from collectives.membership import Member as Member
+from collectives.membership import Regrouped as Regrouped
+from collectives.membership import gone, name_of
 from xpdistribute.process_identity import identify, kill
 from xpdistribute.wire import LIMIT, Message, WireError, encode
 
@@ -35,45 +37,6 @@ _TO_ANSWER = 2.0
 _REPORTS_KEPT = 8
 
 _log = logging.getLogger("xpdistribute")
-
-
-@final
-@dataclass(frozen=True)
-class Member:
-    """A process of the job after a `Channel.regroup`.
-
-    Attributes:
-        pid: its process id.
-        host: what it calls its host.
-        old_process: its number before; None for a newcomer.
-        info: what it gave to `regroup`.
-    """
-
-    pid: int
-    host: str
-    old_process: int | None
-    info: Any
-
-    @property
-    def is_new(self) -> bool:
-        """Whether it has just joined."""
-        return self.old_process is None
-
-
-@final
-@dataclass(frozen=True)
-class Regrouped:
-    """How the job goes on.
-
-    Attributes:
-        epoch: how often its make-up has changed.
-        process: this process's number from now on.
-        members: by process; survivors in their old order, newcomers last.
-    """
-
-    epoch: int
-    process: int
-    members: tuple[Member, ...]
 
 
 @final
@@ -418,7 +381,7 @@ class Channel:
             elif kind == "missing":
                 _log.warning("%s: waiting for %s", message["key"] or "regroup", message["text"])
             elif kind in ("failed", "lost"):
-                error = _gone(message, self.num_processes)
+                error = gone(message, self.num_processes)
                 self.gone = {**self.gone, message["process"]: error}
                 self._fail(error)
                 if message.get("how") == "stopped" and message["host"] == self.host:
@@ -426,7 +389,7 @@ class Channel:
                     kill(message["pid"], message["identity"])
             elif kind == "left":
                 process = message["process"]
-                self._left_peers[process] = _name(message, self.num_processes)
+                self._left_peers[process] = name_of(message, self.num_processes)
                 self.left |= {process}
             elif kind == "waiting":
                 self.newcomers = message["count"]
@@ -508,27 +471,6 @@ class Channel:
         )
         self._changed = threading.Condition()
         self._connection.forget_after_fork()
-
-
-def _name(message: Message, num_processes: int) -> str:
-    return f"process {message['process']} of {num_processes} (pid {message['pid']}, host {message['host']})"
-
-
-def _gone(message: Message, num_processes: int) -> PeerFailedError:
-    name, process = _name(message, num_processes), message["process"]
-    if message["type"] == "failed":
-        text = message["text"]
-        last = text.rstrip().rpartition("\n")[2]
-        error = PeerFailedError(f"{name} failed: {last}", process, text)
-        error.add_note(f"What process {process} said:\n{text.rstrip()}")
-        return error
-    if message["how"] == "stopped":
-        return PeerFailedError(f"{name} is treated as dead: {message['why']}", process)
-    return PeerFailedError(
-        f"{name} died: {message['why']}, and it had said neither goodbye nor what failed; was it killed, out of memory, or did "
-        "its host go? — its host's log (dmesg) may say",
-        process,
-    )
 
 
 _all: weakref.WeakSet[Channel] = weakref.WeakSet()

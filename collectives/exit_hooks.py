@@ -7,6 +7,7 @@ MPI's end, keeps a failed process from ending.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -61,21 +62,28 @@ class ExitHooks:
         ours = os.getpid() == self._pid and threading.current_thread() is threading.main_thread()
         if ours and not self._has_failed:
             self._has_failed = True
-            follows = error.process if isinstance(error, PeerFailedError) else None
-            self._publish("".join(traceback.format_exception(kind, error, trace)), follows)
-        self._old_hook(kind, error, trace)
-        if ours and _mpi_is_running():
-            # MPI's end waits for all processes, and they may wait for this one.
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            time.sleep(_TO_BE_READ)
-            os._exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
+            self._publish("".join(traceback.format_exception(kind, error, trace)), followed(error))
+        try:
+            self._old_hook(kind, error, trace)
+        finally:
+            if ours and _mpi_is_running():
+                # MPI's end waits for all processes, and they may wait for this one.
+                for stream in (sys.stdout, sys.stderr):
+                    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+                        stream.flush()
+                time.sleep(_TO_BE_READ)
+                os._exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     def _exit(self, status: Any = None, /) -> NoReturn:
         raise _ObservedExit(status, self._on_status)
 
     def _on_status(self, status: Any) -> None:
-        if status in (None, 0) or os.getpid() != self._pid or self._has_failed:
+        if (
+            status is None
+            or (isinstance(status, int) and status == 0)
+            or os.getpid() != self._pid
+            or self._has_failed
+        ):
             return
         self._has_failed = True
         text = f"it ended with status {status}" if isinstance(status, int) else f"it ended with: {status}"
@@ -90,12 +98,12 @@ class _ObservedExit(SystemExit):
     """A SystemExit that knows when the interpreter ends by it: it may be caught before, and means nothing then."""
 
     def __init__(self, status: Any, on_end: Callable[[Any], None]) -> None:
-        super().__init__(status)
+        super().__init__(*(() if status is None else (status,)))
         self._status = status
         self._on_end = on_end
 
-    def __reduce__(self) -> tuple[type[SystemExit], tuple[Any]]:
-        return SystemExit, (self._status,)
+    def __reduce__(self) -> tuple[type[SystemExit], tuple[Any, ...]]:
+        return SystemExit, self.args
 
     @property
     def code(self) -> Any:  # type: ignore[override]  # the interpreter reads it when nothing has caught it
@@ -105,6 +113,22 @@ class _ObservedExit(SystemExit):
             # No Python code asks: it is the interpreter, and all of the program has been left.
             self._on_end(self._status)
         return self._status
+
+
+# Whoever prints it sees what he knows.
+_ObservedExit.__name__ = _ObservedExit.__qualname__ = "SystemExit"
+_ObservedExit.__module__ = "builtins"
+
+
+def followed(error: BaseException | None) -> int | None:
+    """The process whose failure an error comes from, however it was wrapped on its way; None if from none."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, PeerFailedError):
+            return error.process
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _mpi_is_running() -> bool:

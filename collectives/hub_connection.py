@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
 import select
 import socket
 import sys
@@ -124,6 +126,9 @@ def _greeted(address: str, hello: Message, timeout: float) -> tuple[socket.socke
         sock = None
         try:
             sock = socket.create_connection(where, max(0.05, min(left, TELL_EVERY)))
+            if sock.getsockname() == sock.getpeername():
+                # Where nobody listens, a local port that is chosen at random may be the very one that is called.
+                raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
             return _shake_hands(sock, address, hello, max(0.05, left))
         except OSError as error:
             if sock is not None:

@@ -239,7 +239,8 @@ class Job:
 
     def _failed(self, peer: Peer, message: Message) -> None:
         text, follows = field(message, "text", str), message.get("follows")
-        follows = follows if isinstance(follows, int) else None
+        # Who waited in vain for one that had ended in good order is the first to fail.
+        follows = follows if isinstance(follows, int) and self._has_failed else None
         if peer.standing is Standing.HERE:
             peer.standing = Standing.FAILED
             if peer in self._roster.newcomers:
@@ -251,6 +252,10 @@ class Job:
         # After the others were told: who hears this may end the process, and the hub may live in it.
         self._roster.send([peer], {"type": "heard"})
         self._settle()
+
+    @property
+    def _has_failed(self) -> bool:
+        return any(message["type"] != "left" for message in self._roster.told)
 
     def _lose(self, peer: Peer, how: str, why: str) -> None:
         peer.standing = Standing.LOST

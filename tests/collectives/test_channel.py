@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 
 from collectives.channel import Channel
 from collectives.errors import CollectiveAbortedError, CollectiveTimeoutError, PeerFailedError
+from collectives.exit_hooks import followed
 from tests.mpi_runner import finish_ranks
 from xpdistribute.hub import Hub
 
@@ -716,3 +718,31 @@ if world.rank == 1:
     assert hub.wait(5.0)
     assert hub.failures[0].process == 1
     assert hub.failures[0].text.endswith("KeyError: 'boom'\n")
+
+
+# ------------------------------------------------------------------------- hooks
+
+
+def test_what_comes_from_a_peers_failure_is_known_however_it_is_wrapped() -> None:
+    try:
+        try:
+            raise PeerFailedError("process 3 failed", 3)
+        except PeerFailedError as error:
+            raise CollectiveAbortedError("released") from error
+    except CollectiveAbortedError as error:
+        assert followed(error) == 3
+    assert followed(KeyError("own")) is None
+
+
+def test_an_exit_that_is_watched_looks_like_any_other(
+    hubs: Callable[..., Hub], channels: Callable[..., Channel]
+) -> None:
+    channels(hubs(1), 0).install_hooks()
+    for status in (None, 0, 3, "text"):
+        with pytest.raises(SystemExit) as caught:
+            sys.exit(status)
+        assert caught.value.code == status
+        assert repr(caught.value) == repr(SystemExit(*(() if status is None else (status,))))
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert type(again) is SystemExit
+        assert again.code == status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -193,6 +194,14 @@ def test_who_fails_because_another_one_did_is_told_to_the_host_only() -> None:
     job.say(11, "failed", text="KeyError: 'boom'")
     assert kinds(job.say(10, "failed", text="PeerFailedError", follows=1)) == {10: ["heard"]}
     assert [event.follows for event in job.events[2:]] == [None, 1]
+
+
+def test_who_fails_because_another_one_ended_in_good_order_is_news_to_all() -> None:
+    job = Played(3)
+    job.say(12, "goodbye")
+    told = job.say(11, "failed", text="PeerFailedError: process 2 has ended its program", follows=2)
+    assert kinds(told)[10] == ["failed"]
+    assert job.events[-1].follows is None
 
 
 def test_who_is_gone_without_a_word_has_died() -> None:
@@ -465,3 +474,100 @@ def test_nobody_takes_a_number_of_a_job_that_has_changed() -> None:
 def test_a_job_needs_processes_and_a_heartbeat(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="Job: got"):
         Job(**{"num_processes": 1, "token": "", "elastic": True, "heartbeat_seconds": 1.0, **arguments})
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_happens_in_whatever_order_nobody_waits_for_the_gone(seed: int) -> None:
+    random = Random(seed)
+    job = Played(4, elastic=seed % 3 > 0, come=False)
+    open_connections: set[int] = set()
+    waiting: dict[int, str] = {}  # who waits in a gather, by connection
+    epochs: dict[int, int] = {}
+
+    def hear(told: Told) -> None:
+        for connection, messages in told.items():
+            for message in messages:
+                if message["type"] in ("gathered", "gather_failed"):
+                    assert waiting.pop(connection) == message["key"]
+                elif message["type"] == "regrouped":
+                    assert message["epoch"] == epochs.get(connection, message["epoch"] - 1) + 1
+                    epochs[connection] = message["epoch"]
+                elif message["type"] == "welcome":
+                    open_connections.add(connection)
+                    if message["process"] is not None:
+                        epochs[connection] = message["epoch"]
+        for connection in job.dropped:
+            open_connections.discard(connection)
+            waiting.pop(connection, None)
+        job.dropped.clear()
+
+    for number in range(400):
+        num_events = len(job.events)
+        kind = random.choice(
+            [
+                "come",
+                "join",
+                "gather",
+                "gather",
+                "gather",
+                "regroup",
+                "regroup",
+                "who",
+                "give_up",
+                "report",
+                "state",
+                "ping",
+                "wait",
+                "failed",
+                "goodbye",
+                "end",
+                "lost",
+                "nonsense",
+            ]
+        )
+        one = random.choice(sorted(open_connections)) if open_connections else None
+        if kind == "come":
+            hear(job.come(random.randrange(5), connection=100 + number))
+        elif kind == "join":
+            hear(job.come(None, connection=100 + number, join=True))
+        elif kind == "wait":
+            hear(job.wait(random.choice([0.1, 1.0, 4.0])))
+        elif kind == "lost":
+            if random.random() < 0.1:
+                hear(job.done(job.job.declare_lost(random.randrange(4), "killed", job.now)))
+        elif one is None:
+            continue
+        elif kind == "gather":
+            if one not in waiting:
+                waiting[one] = key = random.choice("ab")
+                hear(job.say(one, "gather", key=key, value=one, epoch=epochs.get(one)))
+        elif kind == "regroup":
+            hear(regroup(job, one, epochs.get(one), one, random.random() < 0.7))
+        elif kind == "give_up":
+            hear(job.say(one, "give_up", key=random.choice([None, "a", "b"]), waited=1.0))
+        elif kind == "who":
+            hear(job.say(one, "who", key=random.choice([None, "a"])))
+        elif kind == "report":
+            hear(job.say(one, "report", kind="timeout", about=random.choice("xy"), waited=1.0, state={}))
+        elif kind == "state":
+            hear(job.say(one, "state", id=random.randrange(9), state={}))
+        elif kind == "ping":
+            hear(job.say(one, "ping"))
+        elif random.random() < 0.2:
+            if kind == "end":
+                open_connections.discard(one)
+                waiting.pop(one, None)
+                hear(job.end(one))
+            elif kind == "failed":
+                hear(job.say(one, "failed", text="boom", follows=random.choice([None, 1])))
+            elif kind == "goodbye":
+                hear(job.say(one, "goodbye"))
+            else:
+                hear(job.say(one, "nonsense"))
+        went = (Failed, Left, Lost, Silent)
+        if any(isinstance(event, went) and event.process is not None for event in job.events[num_events:]):
+            assert not waiting or isinstance(job.events[-1], Regrouped), "somebody waits for one that is gone"
+    for connection in sorted(open_connections):
+        open_connections.discard(connection)
+        hear(job.end(connection))
+    job.done(job.job.declare_lost(0, "never came", job.now))
