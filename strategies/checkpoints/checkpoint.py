@@ -126,12 +126,13 @@ class Checkpoint(Group):
         self._state.saving = PendingSave(os.fspath(path), lambda: write(copies))
         return self._state.saving
 
-    def to_bytes(self) -> Array:
+    def to_bytes(self, *, for_newcomer: bool = False) -> Array:
         """The bytes of the file that `save` would write, for another process or for later; nothing touches the disk.
 
-        They are what this process tells without the others, so any one process can call it alone. Only ON_READ variables
-        and metrics differ from a file's: they say what a process that joins has to begin with, so that their aggregate
-        stays what it was: nothing of a sum, otherwise this process's own.
+        Args:
+            for_newcomer: give what a process that joins the job is to begin with instead, so that what is summed over
+                replicas stays what it was: of a sum nothing, of other ON_READ variables this process's own value. That
+                needs no other process; otherwise all of them must call it, as `save`.
 
         Returns:
             Shape ``(n,)``, dtype uint8; it shares no memory with the objects.
@@ -140,7 +141,7 @@ class Checkpoint(Group):
             As `save`, OSError aside.
         """
         _require_across("to_bytes")
-        return write_bytes(*self._collected(None, alone=True))
+        return write_bytes(*self._collected(None, for_newcomer=for_newcomer))
 
     def from_bytes(self, content: Any) -> RestoreStatus:
         """As `restore`, from what `to_bytes` gave or from the bytes of a file; not a collective.
@@ -204,12 +205,15 @@ class Checkpoint(Group):
         return RestoreStatus(restoration, is_partial=is_partial)
 
     def _collected(
-        self, about: Mapping[str, Any] | None, *, alone: bool = False
+        self, about: Mapping[str, Any] | None, *, for_newcomer: bool = False
     ) -> tuple[list[SavedArray], dict[str, Any]]:
         """What is to be written: arrays as they lie in memory, and states."""
         tree = ObjectTree.of(self._objects)
         entries = {**tree.arrays, **tree.present_slots(require_all=True)}
-        arrays = {name: entry.save(alone=alone) for name, entry in entries.items()}
+        arrays = {
+            name: entry.save_for_newcomer() if for_newcomer else entry.save()
+            for name, entry in entries.items()
+        }
 
         def keep(name: str, array: Array) -> None:
             if name in arrays:
@@ -218,8 +222,8 @@ class Checkpoint(Group):
 
         states = {}
         for name, entry in tree.states.items():
-            save = entry.save_alone if alone and entry.save_alone is not None else entry.save
-            states[name] = encode(save(), name, keep)
+            state = entry.save_for_newcomer() if for_newcomer else entry.save()
+            states[name] = encode(state, name, keep)
         if about is not None:
             states[ABOUT] = encode(about, ABOUT, keep)
         return list(arrays.values()), states

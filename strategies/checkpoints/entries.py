@@ -71,12 +71,12 @@ class ArrayEntry(ABC):
     name: str
 
     @abstractmethod
-    def save(self, *, alone: bool = False) -> SavedArray:
-        """What is to be written: memory, not copies, as far as that has the saved value.
+    def save(self) -> SavedArray:
+        """What is to be written: memory, not copies, as far as that has the saved value."""
 
-        Args:
-            alone: take what needs no other process: of a sum over replicas, the part of one more, which is nothing.
-        """
+    def save_for_newcomer(self) -> SavedArray:
+        """What a process that joins is to begin with; not a collective."""
+        return self.save()
 
     @abstractmethod
     def mismatch(self, stored: StoredArray) -> str | None:
@@ -95,9 +95,15 @@ class VariableEntry(ArrayEntry):
     name: str
     variable: Variable
 
-    def save(self, *, alone: bool = False) -> SavedArray:
+    def save(self) -> SavedArray:
         with _across_replicas():
-            values = [_own_part(part) if alone else part.value() for part in parts_of(self.variable)]
+            return self._saved([part.value() for part in parts_of(self.variable)])
+
+    def save_for_newcomer(self) -> SavedArray:
+        with _across_replicas():
+            return self._saved([_part_of_newcomer(part) for part in parts_of(self.variable)])
+
+    def _saved(self, values: Sequence[Any]) -> SavedArray:
         require_storable(self.variable.dtype, f"save: {self.name}")
         pieces = [_on_host(value) for value in values]
         return SavedArray(self.name, self.variable.shape, self.variable.dtype, pieces)
@@ -126,7 +132,7 @@ class MemoryEntry(ArrayEntry):
     name: str
     memory: Sequence[Array]
 
-    def save(self, *, alone: bool = False) -> SavedArray:
+    def save(self) -> SavedArray:
         dtype = self.memory[0].dtype.newbyteorder("=")
         require_storable(dtype, f"save: {self.name}")
         pieces = [_on_host(array).astype(dtype, copy=False) for array in self.memory]
@@ -164,14 +170,13 @@ class StateEntry:
         name: in the file.
         save: gives the state.
         restore: goes to a state.
-        save_alone: gives the state that a process which joins takes over, without the other processes; None if that is
-            ``save``.
+        save_for_newcomer: gives the state that a process which joins is to begin with, not a collective.
     """
 
     name: str
     save: Callable[[], State]
     restore: Callable[[State], object]
-    save_alone: Callable[[], State] | None = None
+    save_for_newcomer: Callable[[], State]
 
 
 def data_entry(name: str, holder: Any, key: Any) -> StateEntry:
@@ -197,7 +202,10 @@ def data_entry(name: str, holder: Any, key: Any) -> StateEntry:
         else:
             holder[key] = tuple(state) if isinstance(held, tuple) and isinstance(state, list) else state
 
-    return StateEntry(name, lambda: deepcopy(holder[key]), restore)
+    def save() -> State:
+        return deepcopy(holder[key])
+
+    return StateEntry(name, save, restore, save)
 
 
 def _on_host(array: Any) -> Array:
@@ -211,11 +219,11 @@ def parts_of(variable: Variable) -> tuple[Variable, ...]:
     return variable.shards if isinstance(variable, ShardedVariable) else (variable,)
 
 
-def _own_part(variable: Variable) -> Array:
+def _part_of_newcomer(variable: Variable) -> Array:
     if not isinstance(variable, SyncOnReadVariable):
         return variable.value()
     own = variable.copies[0].memory
-    # Who restores a sum adds nothing to it: the replicas that are there keep their parts.
+    # The replicas that are there keep their parts of a sum; a further one must not add to it.
     return np.zeros(own.shape, own.dtype) if variable.aggregation is VariableAggregation.SUM else own
 
 

@@ -27,7 +27,7 @@ from strategies.checkpoints.optimizer_state import (
     slots_of,
 )
 from strategies.checkpoints.random_states import is_random_source, random_state, restore_random_state
-from strategies.checkpoints.states import Stateful, StatefulAlone, is_data
+from strategies.checkpoints.states import Stateful, StatefulTogether, is_data
 from strategies.optimizers.loss_scale import LossScaleOptimizer
 from strategies.optimizers.optimizer import Optimizer
 from variables.values import DistributedValues
@@ -138,14 +138,15 @@ class ObjectTree:
             self.arrays[name] = VariableEntry(name, value)
         elif isinstance(value, Optimizer):
             self.optimizers[name] = value
-            self.states[name] = StateEntry(name, partial(numbers_of, value), partial(restore_numbers, value))
+            numbers = partial(numbers_of, value)
+            self.states[name] = StateEntry(name, numbers, partial(restore_numbers, value), numbers)
         elif isinstance(value, LossScaleOptimizer):
-            self.states[name] = StateEntry(name, partial(scale_of, value), partial(restore_scale, value))
+            scale = partial(scale_of, value)
+            self.states[name] = StateEntry(name, scale, partial(restore_scale, value), scale)
             self._add(f"{name}/inner_optimizer", value.inner_optimizer, value, "inner_optimizer", above)
         elif is_random_source(value):
-            self.states[name] = StateEntry(
-                name, partial(random_state, value), partial(restore_random_state, value)
-            )
+            draws = partial(random_state, value)
+            self.states[name] = StateEntry(name, draws, partial(restore_random_state, value), draws)
         elif isinstance(value, Group):
             self.groups[name] = value
             self._add_all(name, value.objects.items(), value.objects, (*above, id(value)))
@@ -160,8 +161,8 @@ class ObjectTree:
         elif _is_array(value):
             self.arrays[name] = MemoryEntry(name, [value])
         elif isinstance(value, Stateful):
-            alone = value.own_state if isinstance(value, StatefulAlone) else None
-            self.states[name] = StateEntry(name, value.state, value.restore, alone)
+            begin = value.state_for_newcomer if isinstance(value, StatefulTogether) else value.state
+            self.states[name] = StateEntry(name, value.state, value.restore, begin)
         elif _has_variables(value):
             self._add(name, value.variables, holder, key, (*above, id(value)))
         else:

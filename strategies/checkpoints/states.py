@@ -36,11 +36,11 @@ class Stateful(Protocol):
 
 
 @runtime_checkable
-class StatefulAlone(Protocol):
-    """A `Stateful` whose ``state`` brings the processes of a job together, and that knows what one tells without the others."""
+class StatefulTogether(Protocol):
+    """A `Stateful` whose ``state`` is a collective of all processes of a job."""
 
-    def own_state(self) -> State:
-        """What a process that joins the job takes over from this one; not a collective."""
+    def state_for_newcomer(self) -> State:
+        """What a process that joins the job is to begin with, found without the others."""
 
 
 def is_plain(value: object) -> bool:

@@ -104,6 +104,11 @@ class Metric(ABC):
         self._require_whole("state")
         return {"metric": type(self).__name__, "sums": np.array(self.sums)}
 
+    def state_for_newcomer(self) -> dict[str, Any]:
+        """The state of no examples, as a process has that joins the others; not a collective."""
+        self._require_whole("state_for_newcomer")
+        return {"metric": type(self).__name__, "sums": np.zeros(self.sums.shape)}
+
     def restore(self, state: Any) -> None:
         """Go on from a state, in any number of replicas: the sums are put to the first one's, so that nothing is rounded.
 
