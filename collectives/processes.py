@@ -19,6 +19,7 @@ from collectives.link import Link
 from collectives.renewable_link import RenewableLink
 from collectives.shared_memory.segments import host_identity
 from collectives.shared_memory.shared_memory_link import SharedMemoryLink
+from collectives.this_process import set_process_number
 
 BACKENDS = ("auto", "shared_memory", "mpi")
 """How processes exchange data; auto is shared memory inside a host and MPI between hosts."""
@@ -151,6 +152,20 @@ class Processes:
                 name=name,
             )
             return link
+        if backend == "mpi":
+            from collectives.mpi.library import world  # noqa: PLC0415  # an extra
+            from collectives.mpi.mpi_link import MpiLink  # noqa: PLC0415  # likewise
+
+            comm = world()
+            numbers = comm.allgather(channel.process)
+            return MpiLink(
+                comm,
+                [counts[number] for number in numbers],
+                timeout=timeout,
+                watch=channel,
+                numbers=numbers,
+                name=name,
+            )
         raise RuntimeError(f"backend: {backend} is not there")
 
 
@@ -178,13 +193,9 @@ def join(timeout: float = 300.0) -> Processes:
     global _joined
     with _joining:
         if _joined is None:
-            _joined = Processes(_connect(timeout))
+            _joined = joined = Processes(_connect(timeout))
+            set_process_number(lambda: joined.process)
         return _joined
-
-
-def process_number() -> int:
-    """The number of this process in the job that it has joined; 0 before, and where it is alone."""
-    return 0 if _joined is None else _joined.process
 
 
 def _connect(timeout: float) -> Channel | None:

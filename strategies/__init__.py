@@ -62,6 +62,7 @@ from strategies.datasets import from_generator as from_generator
 from strategies.datasets import split_sizes as split_sizes
 from strategies.losses import compute_average_loss as compute_average_loss
 from strategies.losses import scale_regularization_loss as scale_regularization_loss
+from strategies.membership_change import MembershipChange as MembershipChange
 from strategies.mirrored_strategy import MirroredStrategy as MirroredStrategy
 from strategies.multi_worker_mirrored_strategy import (
     MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,

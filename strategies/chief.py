@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from collectives.processes import process_number
+from collectives.this_process import process_number
 from variables.replica_context import ReplicaContext, current
 
 

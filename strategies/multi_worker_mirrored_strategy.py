@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from collectives.communication_options import CommunicationOptions, CrossDeviceOps
 from collectives.devices import Device, parse_devices, visible_gpus
-from collectives.processes import join
-from collectives.renewable_link import RenewableLink
-from strategies.recovery import MembershipChange, Recovery, SharedState
+from strategies.membership_change import MembershipChange
 from strategies.strategy import Strategy
 from variables.flat_memory import FlatMemory
 from variables.journal import Journal
@@ -17,6 +15,9 @@ from variables.mirrored_variable import MirroredVariable
 from variables.sync_on_read_variable import SyncOnReadVariable
 from variables.synchronization import VariableSynchronization
 from variables.variable import Variable, VariableSpec
+
+if TYPE_CHECKING:
+    from strategies.recovery import SharedState
 
 
 @final
@@ -52,6 +53,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         backend: str = "auto",
         on_membership_change: Callable[[MembershipChange], object] | None = None,
     ) -> None:
+        # What talks to other processes is loaded by those who have some.
+        from collectives.processes import join  # noqa: PLC0415
+        from collectives.renewable_link import RenewableLink  # noqa: PLC0415
+
         if devices is None:
             devices = visible_gpus() or [Device("cpu")]
         own = parse_devices(devices, "MultiWorkerMirroredStrategy")
@@ -67,7 +72,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         )
         self._resolver = cluster_resolver
         self._memory = FlatMemory(self.devices, link)
+        self._newcomers_link = link if isinstance(link, RenewableLink) and not link.is_connected else None
         if isinstance(link, RenewableLink):
+            from strategies.recovery import Recovery  # noqa: PLC0415
+
             self._recovery = Recovery(
                 self._processes, link, self._steps, on_membership_change, options.timeout, self._set_journal
             )
@@ -108,7 +116,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     @property
     def _takes_initial_values(self) -> bool:
-        return not isinstance(self._link, RenewableLink) or self._link.is_connected
+        return self._newcomers_link is None or self._newcomers_link.is_connected
 
     def _create(self, spec: VariableSpec, name: str) -> Variable:
         if spec.synchronization is VariableSynchronization.ON_READ:

@@ -11,17 +11,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, final
 
 import numpy as np
 
+from collectives.arrays import Array
 from collectives.calls import Call
 from collectives.errors import PeerFailedError
 from collectives.processes import Processes
 from collectives.reduce_op import ReduceOp
 from collectives.renewable_link import RenewableLink
 from strategies.datasets.splitting import share_bounds
+from strategies.membership_change import MembershipChange
 from strategies.steps import Steps
 from variables.journal import Journal
 from variables.replica_context import current_replica
@@ -38,35 +39,11 @@ _STATE = Call("the state for newcomers")
 class SharedState(Protocol):
     """What newcomers are given: a `Checkpoint`."""
 
-    def image(self) -> Any:
-        """All values, as bytes; a collective of the processes that have them."""
+    def to_bytes(self, *, for_newcomer: bool) -> Array:
+        """All values that a newcomer begins with; so asked for, not a collective."""
 
-    def restore_image(self, image: Any) -> None:
-        """Take the values over."""
-
-
-@final
-@dataclass(frozen=True)
-class MembershipChange:
-    """Processes were lost or have come.
-
-    Attributes:
-        lost: the numbers that the lost ones had before.
-        num_joined: how many have come.
-        worker_id: this process's number now.
-        num_workers: how many processes there are now.
-        num_replicas_in_sync: how many replicas they have together.
-        seconds: from noticing it until it was possible to go on.
-        reason: why, in words.
-    """
-
-    lost: tuple[int, ...]
-    num_joined: int
-    worker_id: int
-    num_workers: int
-    num_replicas_in_sync: int
-    seconds: float
-    reason: str
+    def from_bytes(self, content: Any) -> object:
+        """Take the values over; not a collective."""
 
 
 @final
@@ -171,7 +148,7 @@ class Recovery:
         _log.info("waiting until the others take this process in")
         started = time.monotonic()
         self._processes.regroup(admit=True, timeout=self._timeout)
-        state.restore_image(self._hand_over(None))
+        state.from_bytes(self._hand_over(state))
         self._tell(
             MembershipChange((), 1, *self._numbers(), time.monotonic() - started, "this process has come")
         )
@@ -195,18 +172,17 @@ class Recovery:
         assert self._state is not None
         started = time.monotonic()
         before = self._processes.num_processes
-        image = self._state.image()
         self._processes.regroup(admit=True, timeout=self._timeout)
-        self._hand_over(image)
+        self._hand_over(self._state)
         joined = self._processes.num_processes - before
         self._tell(
             MembershipChange((), joined, *self._numbers(), time.monotonic() - started, f"{joined} have come")
         )
 
-    def _hand_over(self, image: Any) -> Any:
-        """The chief's image, on all processes."""
+    def _hand_over(self, state: SharedState) -> Array:
+        """The chief's values, on all processes. The chief is one of those who were there before."""
         link = self._link
-        data = None if image is None or link.process else np.frombuffer(image, np.uint8)
+        data = None if link.process else state.to_bytes(for_newcomer=True)
         length: Any = link.gather_objects(
             _STATE, [None if data is None else len(data)] * link.counts[link.process]
         )
