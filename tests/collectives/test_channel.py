@@ -724,13 +724,12 @@ if world.rank == 1:
 
 
 def test_what_comes_from_a_peers_failure_is_known_however_it_is_wrapped() -> None:
-    try:
+    with pytest.raises(CollectiveAbortedError) as caught:
         try:
             raise PeerFailedError("process 3 failed", 3)
         except PeerFailedError as error:
             raise CollectiveAbortedError("released") from error
-    except CollectiveAbortedError as error:
-        assert followed(error) == 3
+    assert followed(caught.value) == 3
     assert followed(KeyError("own")) is None
 
 
