@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from collectives.channel import Channel
-from collectives.communication_options import CommunicationOptions
+from collectives.communication_options import DEFAULT_TIMEOUT, CommunicationOptions
 from collectives.errors import PeerFailedError
 from collectives.link import Link
 from collectives.renewable_link import RenewableLink
@@ -31,13 +31,16 @@ class Processes:
 
     Attributes:
         channel: to the hub of the job; None where this process is alone.
+        timeout: seconds that they wait for one another where no strategy says otherwise: those of the first one made.
 
     Args:
         channel: as the attribute.
+        timeout: likewise.
     """
 
-    def __init__(self, channel: Channel | None) -> None:
+    def __init__(self, channel: Channel | None, timeout: float = DEFAULT_TIMEOUT) -> None:
         self.channel = channel
+        self.timeout = timeout
         self._num_links = 0
         self._kept: list[tuple[weakref.ref[RenewableLink], CommunicationOptions, int]] = []
         self._renewals: list[weakref.WeakMethod[Callable[[], None]]] = []
@@ -193,9 +196,14 @@ def join(timeout: float = 300.0) -> Processes:
     global _joined
     with _joining:
         if _joined is None:
-            _joined = joined = Processes(_connect(timeout))
-            set_process_number(lambda: joined.process)
+            _joined = processes = Processes(_connect(timeout), timeout)
+            set_process_number(lambda: processes.process)
         return _joined
+
+
+def joined() -> Processes | None:
+    """The job that this process has joined; None before."""
+    return _joined
 
 
 def _connect(timeout: float) -> Channel | None:
