@@ -16,7 +16,7 @@ import numpy as np
 from collectives.arrays import Array
 from collectives.mpi.waiting import Look, wait_until
 
-INLINE_BYTES = 32 * 1024
+INLINE_BYTES = 128 * 1024
 """What a process can bring. Beyond, sending each process only its part costs less than sending everything to all."""
 DIRECT_UP_TO = 8
 """Processes."""
@@ -58,7 +58,6 @@ class Agreement:
         self._others = [p for p in range(self._size) if p != self._process] if self._is_direct else []
         self._receives = [comm.Recv_init([self._pages[p], mpi.BYTE], p, tag) for p in self._others]
         self._other_heads = [self._heads[p] for p in self._others]
-        self.flags = [0] * self._size
         self.body = self._bodies[self._process]
         """Where this process writes what it brings, before `exchange`."""
 
@@ -123,11 +122,6 @@ class Agreement:
     def brought(self, process: int) -> Array:
         """What the process has brought, as `views`."""
         return self._bodies[process][: self.length_of(process)]
-
-    def flags_of(self, process: int) -> int:
-        """The process's own flags."""
-        _, _, flags = _HEAD.unpack_from(self._heads[process])
-        return int(flags)
 
     def close(self) -> None:
         """Give the requests back; nobody may be waiting."""

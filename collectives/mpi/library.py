@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from collectives.mpi.waiting import wait_until
@@ -26,8 +27,15 @@ _TELL_AFTER, _LONGEST = 30.0, 24 * 3600.0
 """Seconds that a process that has ended waits for the others until it says so, and at most."""
 
 
-class _Closeable(Protocol):
-    def close(self) -> None: ...
+class Ending(Protocol):
+    """What is to be ended before MPI is."""
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether some process won't come to the end any more, in the ordinary way."""
+
+    def close(self) -> None:
+        """Finish what is under way."""
 
 
 _loading = threading.Lock()
@@ -73,7 +81,7 @@ def world() -> Any:
     return comm
 
 
-def track(link: _Closeable) -> None:
+def track(link: Ending) -> None:
     """Close a link when the process ends, if it is still there."""
     _links.add(link)
 
@@ -132,16 +140,18 @@ def _at_exit() -> None:
             sys.stderr.flush()
             os._exit(1)
         return
-    for link in list(_links):
+    links = list(_links)
+    for link in links:
         link.close()
-    _meet_others(module)
-    module.Finalize()
+    if _meet_others(module, links):
+        module.Finalize()
 
 
-def _meet_others(module: Any) -> None:
+def _meet_others(module: Any, links: Sequence[Ending]) -> bool:
+    """Wait for all processes to end; whether all have."""
     comm = module.COMM_WORLD
     if comm.size == 1:
-        return
+        return True
     request = comm.Ibarrier()
     told = False
 
@@ -154,7 +164,15 @@ def _meet_others(module: Any) -> None:
                 file=sys.stderr,
                 flush=True,
             )
-        if waited > _LONGEST:
-            os._exit(1)
+        if waited > _LONGEST or any(link.is_hopeless for link in links):
+            raise _HopelessError
 
-    wait_until(request.Test, look, list)
+    try:
+        wait_until(request.Test, look, list)
+    except _HopelessError:
+        return False
+    return True
+
+
+class _HopelessError(Exception):
+    """There is nobody to wait for any more."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,7 +45,7 @@ T = TypeVar("T")
 PIECE_BYTES = 4 << 20
 """Of a large array, what is reduced at once. From 1 to 16 MB all are about as fast; a whole large array takes three times as long."""
 
-_WANTED_BY_FEW, _NARROW = 1, 2
+_UNWANTED, _NARROW = 1, 2
 """Flags: no member here wants the result; some target here is narrower than the result."""
 _ALIGNED = 16
 """Bytes on multiples of which arrays begin in what is brought to a meeting."""
@@ -117,6 +118,7 @@ class MpiLink(Link):
         self._transfers = Transfers(self._mpi, self._own, self._look, _TRANSFER_TAG, largest_message)
         self._mailbox = Mailbox(self._mpi, self._own, _MAIL_TAG, largest_message)
         self._memory = RecycledMemory(num_blocks=4)
+        self._scratch_memory: Array = np.empty(0, np.uint8)
         self._digests: dict[Call, bytes] = {}
         self._small: dict[Call, Rows] = {}
         if watch is not None:
@@ -132,6 +134,11 @@ class MpiLink(Link):
             "call": None if call is None else str(call),
             "waiting": self._is_waiting,
         }
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether some process has failed, so that nothing can be done together any more."""
+        return self._watch is not None and self._watch.failure is not None
 
     # ------------------------------------------------------------- collectives
 
@@ -153,33 +160,38 @@ class MpiLink(Link):
     ) -> None:
         self._begin(call)
         rows = self._small.get(call)
-        if rows is None or not rows.fits(sources):
-            rows = self._learn(call, sources)
-        flags = 0 if targets else _WANTED_BY_FEW
-        if targets and any(_is_narrow(op, s, t) for s, t in zip(sources[0], targets[0], strict=True)):
-            flags |= _NARROW
-        if not rows.is_small:
-            self._fold_large(call, op, sources, targets, flags)
-            return
-        rows.bring(sources)
-        flags = self._come(call, rows.num_bytes, flags)
+        if rows is None:
+            rows = self._learn(call, op, sources)
+        pair = rows.pair
+        if pair is not None and targets and targets[0][0].dtype == pair[0].dtype:
+            own, first, second, ufunc = pair
+            own[...] = sources[0][0]
+            flags = self._exchange(rows.digest, rows.num_bytes, 0)
+            if not flags:
+                ufunc(first, second, out=targets[0][0])
+                return
+        else:
+            flags = _UNWANTED if not targets else _NARROW if rows.are_narrow(targets[0]) else 0
+            if not rows.is_small:
+                self._fold_large(call, op, sources, targets, flags)
+                return
+            rows.bring(sources)
+            flags = self._exchange(rows.digest, rows.num_bytes, flags)
+        if flags & DIFFERS:
+            self._raise_mismatch(call)
         if not rows.stays:
             rows.find(self._agreement.views(INLINE_BYTES))
-        if not flags & _NARROW:
+        overflow = ""
+        try:
             if len(targets) == 1 and len(rows.columns) == 1:
                 fold(op, rows.columns[0], targets[0])
             elif targets:
                 for column, members in enumerate(rows.columns):
                     fold(op, members, [target[column] for target in targets])
-            return
-        overflow = ""
-        try:
-            for column, members in enumerate(rows.columns):
-                if targets:
-                    fold(op, members, [target[column] for target in targets])
         except OverflowError as error:
             overflow = str(error)
-        self._conclude(overflow)
+        if flags & _NARROW:
+            self._conclude(overflow)
 
     def reduce_scatter(
         self, call: Call, op: ReduceOp, sources: Sequence[Array], targets: Sequence[Array]
@@ -428,18 +440,18 @@ class MpiLink(Link):
 
     def _is_small(self, num_bytes: int) -> bool:
         """Whether to bring all members' arrays, each of so many bytes, to the meeting. The same on all processes."""
-        return max(self.counts) * num_bytes <= INLINE_BYTES
+        # Of two arrays as much is sent and received as in slices; of more of them, more.
+        return max(self.counts) * num_bytes <= INLINE_BYTES and self.size * num_bytes <= 2 * INLINE_BYTES
 
-    def _learn(self, call: Call, sources: Sequence[Sequence[Array]]) -> Rows:
+    def _learn(self, call: Call, op: ReduceOp, sources: Sequence[Sequence[Array]]) -> Rows:
         kinds = [(source.dtype, source.size) for source in sources[0]]
         num_bytes = sum(-(-source.nbytes // _ALIGNED) * _ALIGNED for source in sources[0])
-        agreement = self._agreement
+        digest, agreement = self._digest(call), self._agreement
         if self._is_small(num_bytes):
             views = agreement.views(INLINE_BYTES) if agreement.is_direct else None
-            rows = Rows(kinds, _ALIGNED, self.counts, self.process, agreement.body, views)
+            rows = Rows(op, digest, kinds, _ALIGNED, self.counts, self.process, agreement.body, views)
         else:
-            rows = Rows(kinds, _ALIGNED, self.counts, self.process, None, None)
-        self._digest(call)
+            rows = Rows(op, digest, kinds, _ALIGNED, self.counts, self.process, None, None)
         self._small[call] = rows
         return rows
 
@@ -454,7 +466,7 @@ class MpiLink(Link):
         wants = bool(targets)
         flags = self._come(call, 0, flags)
         wanting = list(range(self.num_processes))
-        if flags & _WANTED_BY_FEW:
+        if flags & _UNWANTED:
             answers = self._texts(_WANTING, "yes" if wants else "")
             wanting = [p for p in wanting if answers[p]]
         overflow = ""
@@ -494,7 +506,7 @@ class MpiLink(Link):
         """
         own = parts[self.process]
         length, others = len(own[0]), self._others_in_turn()
-        scratch = self._memory.empty((self.size - len(own), length), own[0].dtype)
+        scratch = self._scratch((self.size - len(own), length), own[0].dtype)
         rows: list[Array] = []
         receives, row = [], 0
         for p in range(self.num_processes):
@@ -516,7 +528,7 @@ class MpiLink(Link):
             [block[self.starts[p] : self.starts[p + 1]].reshape(-1) for block in blocks]
             for p in range(self.num_processes)
         ]
-        scratch = self._memory.empty((self.size, self.counts[self.process], length), blocks[0].dtype)
+        scratch = self._scratch((self.size, self.counts[self.process], length), blocks[0].dtype)
         receives = []
         for p in range(self.num_processes):
             for number, member in enumerate(range(self.starts[p], self.starts[p + 1])):
@@ -527,6 +539,13 @@ class MpiLink(Link):
         self._run(receives, [(part, p) for p in self._others_in_turn() for part in parts[p]])
         for number, target in enumerate(targets):
             Fold(op, list(scratch[:, number]), [target[start : start + length]]).run()
+
+    def _scratch(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Memory for what one piece brings; the same for the next one."""
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if self._scratch_memory.nbytes < num_bytes:
+            self._scratch_memory = np.empty(num_bytes, np.uint8)
+        return self._scratch_memory[:num_bytes].view(dtype).reshape(shape)
 
     def _others_in_turn(self) -> list[int]:
         """The other processes, beginning with the next, so that not all send to the same one at first."""

@@ -22,7 +22,14 @@ PACKED_BELOW = 256 << 10
 class Rows:
     """Where the arrays of small reductions lie in what the processes bring to a meeting, as views that are made once.
 
+    Attributes:
+        digest: of the call that it is for.
+        pair: where there is one array of each of two members, to be folded as it is, by far the most frequent case: the place to
+            bring it to, both arrays, and the function that folds them.
+
     Args:
+        op: how they are reduced.
+        digest: as the attribute.
         kinds: dtype and length, by column.
         aligned: bytes on multiples of which each array begins.
         counts: members, by process.
@@ -33,6 +40,8 @@ class Rows:
 
     def __init__(
         self,
+        op: ReduceOp,
+        digest: bytes,
         kinds: Sequence[tuple[np.dtype[Any], int]],
         aligned: int,
         counts: Sequence[int],
@@ -41,6 +50,8 @@ class Rows:
         views: Sequence[Array] | None,
     ) -> None:
         self._kinds, self._counts = list(kinds), list(counts)
+        self._results = [op.result_dtype(dtype) for dtype, _ in kinds]
+        self.digest = digest
         self._starts, end = [], 0
         for dtype, length in kinds:
             self._starts.append(end)
@@ -52,18 +63,17 @@ class Rows:
         self._own = [] if body is None else self._members(body, counts[process])
         self.columns: list[list[Array]] = []
         """Of all members, by column, by member."""
+        self.pair: tuple[Array, Array, Array, np.ufunc] | None = None
         if views is not None:
             self.find(views)
+            if len(kinds) == 1 and list(counts) == [1, 1] and op is not ReduceOp.MEAN:
+                ((dtype, _),) = kinds
+                if op.accumulator_dtype(dtype) == dtype:
+                    self.pair = (self._own[0][0], *self.columns[0], op.ufunc)  # type: ignore[assignment]  # they are two
 
-    def fits(self, sources: Sequence[Sequence[Array]]) -> bool:
-        """Whether these are such arrays."""
-        first = sources[0]
-        if len(first) != len(self._kinds):
-            return False
-        for source, (dtype, length) in zip(first, self._kinds, strict=True):
-            if source.size != length or source.dtype != dtype:
-                return False
-        return True
+    def are_narrow(self, target: Sequence[Array]) -> bool:
+        """Whether the results may not fit a member's targets."""
+        return any(column.dtype != dtype for column, dtype in zip(target, self._results, strict=True))
 
     def bring(self, sources: Sequence[Sequence[Array]]) -> None:
         """Write this process's members' arrays."""
