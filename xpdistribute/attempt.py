@@ -165,11 +165,12 @@ class Attempt:
 
     def run(self) -> Result:
         """Start it, and return when no rank is left."""
-        watch = None
+        watch = copier = None
         pipes: list[int] = []
         try:
             pipes = self._start()
-            watch = self._files.watch(self._mpiexec)
+            copier = self._files.forward_input() if self._is_local else None
+            watch = self._files.watch(self._mpiexec, () if copier is None else (copier,))
             self._poll.register(self._listener, select.POLLIN)
             self._open_hub_at = time.monotonic() + _TO_START
             while not self._is_over():
@@ -179,6 +180,9 @@ class Attempt:
             self._signal = signal.SIGPIPE  # nobody reads the output any more
         finally:
             self._kill_all()
+            if copier is not None:
+                os.kill(copier, signal.SIGKILL)
+                os.waitpid(copier, 0)
             if self._hub is not None:
                 self._hub.close()
             if watch is not None:
@@ -202,8 +206,8 @@ class Attempt:
             self._sources[read] = (None, stream)
             actions.append((os.POSIX_SPAWN_DUP2, written, stream))
         null = os.open(os.devnull, os.O_RDONLY)
-        if os.isatty(0):
-            # In a group of its own mpiexec can't read from the terminal; in ours it would get each Ctrl-C twice.
+        if self._is_local or os.isatty(0):
+            # In a group of its own mpiexec can't read from the terminal; in ours it would get each Ctrl-C too.
             actions.append((os.POSIX_SPAWN_DUP2, null, 0))
         self._sources.update(self._files.pipes)
         for descriptor in (*self._sources, self._wake_read):
@@ -333,7 +337,7 @@ class Attempt:
         for rank, pid in self._files.pids().items():
             if pid not in self._declared and not self._members.knows(pid) and not is_alive(pid):
                 self._declared.add(pid)
-                self._hub.declare_lost(rank, f"its process (pid {pid}) ended without joining the job")
+                self._hub.declare_lost(rank, f"its process (pid {pid}) ended without joining the job", pid)
 
     # ------------------------------------------------------------ ending
 

@@ -121,14 +121,15 @@ class Hub:
         """Wait until every process has come and gone; whether they have."""
         return self._finished.wait(timeout)
 
-    def declare_lost(self, process: int, text: str) -> None:
+    def declare_lost(self, process: int, text: str, pid: int | None = None) -> None:
         """Tell the others that a process is dead, which may never have connected.
 
         Args:
             process: its number.
             text: what is known, such as ``"it ended with status 3"``.
+            pid: its process id, if that is known: another process that has got its number is not meant.
         """
-        self._call(lambda: self._do(self._job.declare_lost(process, text, time.monotonic())))
+        self._call(lambda: self._do(self._job.declare_lost(process, text, time.monotonic(), pid)))
 
     def close(self) -> None:
         """End it in good order: what is under way to the processes is sent first. Calling it again does nothing."""

@@ -111,10 +111,17 @@ class Job:
             self._settle()
         return roster.taken()
 
-    def declare_lost(self, process: int, text: str, now: float) -> list[Action]:
-        """The hub's host knows that a process is dead; it need not have connected."""
+    def declare_lost(self, process: int, text: str, now: float, pid: int | None = None) -> list[Action]:
+        """The hub's host knows that a process is dead; it need not have connected.
+
+        With a pid only that process, or one that never came: numbers change when the job goes on without some.
+        """
         self._roster.now = now
-        if process < self.num_processes and (peer := self._roster.members[process]).is_live:
+        if (
+            process < self.num_processes
+            and (peer := self._roster.members[process]).is_live
+            and (pid is None or pid == peer.pid or peer.standing is Standing.EXPECTED)
+        ):
             self._lose(peer, "died", text)
             self._settle()
         return self._roster.taken()
