@@ -84,7 +84,7 @@ def test_ranks_say_who_they_are_measure_and_end(tmp_path: Path) -> None:
 def test_sums_that_differ_from_numpys_are_counted(tmp_path: Path) -> None:
     with RankGroup(stand_in(tmp_path), 2, 20) as group:
         group.measure("all_reduce", 2, num_bytes=64)
-        # Before the turn and after it; only the first element of rank 0 happens to be right on rank 0.
+        # Before the turn and after it; some element may happen to be right.
         assert group.num_wrong >= 2 * (2 * 16 - 2)
 
 
@@ -176,7 +176,7 @@ def test_ranks_of_mpi_agree_with_numpy_and_use_no_cpu_between_their_turns() -> N
 def test_the_limit_in_c_agrees_with_numpy(ranks: int, tmp_path: Path) -> None:
     library, compiler = compile_c_loops(tmp_path)
     with RankGroup(c_loops(library, compiler, ranks), ranks, 30) as group:
-        for num_bytes in (4, 100, 40_000, 1 << 20):
+        for num_bytes in (4, 100, 4 * 4093, 40_000, 1 << 20):
             assert len(group.measure("all_reduce", 5, num_bytes=num_bytes)) == 5
         assert len(group.measure("barrier", 5)) == 5
         assert group.num_wrong == 0
