@@ -21,6 +21,7 @@ _RANK = "${XPDISTRIBUTE_RANK:-${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-$PMI_RANK}}}"
 _LOCAL = f"""\
 d=$1 r={_RANK}; shift
 echo $$ >"$d/pid.$r"
+if [ "$r" = 0 ] && [ -p "$d/0.0" ]; then exec <"$d/0.0"; rm -f "$d/0.0"; else exec </dev/null; fi
 if [ -p "$d/2.$r" ]; then exec 2>"$d/2.$r"; fi
 if [ -p "$d/1.$r" ]; then exec >"$d/1.$r"; else exec >/dev/null; fi
 exec "$@"
@@ -39,7 +40,7 @@ sleep 1
 for file in "$d"/pid.*; do
   read -r pid <"$file" && { kill -KILL "-$pid" || kill -KILL "$pid"; }
 done 2>/dev/null
-kill -KILL "$mpiexec" 2>/dev/null
+kill -KILL "$mpiexec" $3 2>/dev/null
 rm -rf "$d"
 """
 _SHELL = "/bin/sh"
@@ -90,8 +91,31 @@ class RankFiles:
                     found[int(rank)] = int(text)
         return found
 
-    def watch(self, mpiexec: int) -> int:
+    def forward_input(self) -> int | None:
+        """Start a copy of what this process has as its input to rank 0; its process id, or None if there is nothing to copy.
+
+        mpiexec's own way is not taken: Open MPI's hangs when the input is at its end before the rank has started.
+        """
+        try:
+            mode = os.fstat(0).st_mode
+        except OSError:  # it is closed
+            return None
+        if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)):
+            return None  # a terminal is not for programs in the background, which ranks are
+        os.mkfifo(f"{self.folder}/0.0", 0o600)
+        return os.posix_spawn(
+            _SHELL,
+            [_SHELL, "-c", 'exec cat >"$1"', "xpdistribute", f"{self.folder}/0.0"],
+            os.environ,
+            setpgroup=0,
+        )
+
+    def watch(self, mpiexec: int, others: Sequence[int] = ()) -> int:
         """Start what ends the ranks, and removes the folder, when this process is killed.
+
+        Args:
+            mpiexec: its process id, told first.
+            others: of what is killed too.
 
         Returns:
             A descriptor: a line written to it ends the watch.
@@ -101,7 +125,15 @@ class RankFiles:
         try:
             os.posix_spawn(
                 _SHELL,
-                [_SHELL, "-c", _WATCHER, "xpdistribute", self.folder, str(mpiexec)],
+                [
+                    _SHELL,
+                    "-c",
+                    _WATCHER,
+                    "xpdistribute",
+                    self.folder,
+                    str(mpiexec),
+                    " ".join(map(str, others)),
+                ],
                 os.environ,
                 # Not the launcher's output: who reads that would wait for this shell too.
                 file_actions=[
