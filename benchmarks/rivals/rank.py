@@ -42,6 +42,7 @@ PORT, TOKEN, RANK, RANKS = "BENCHMARK_PORT", "BENCHMARK_TOKEN", "BENCHMARK_RANK"
 
 _STARTERS_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
+_SETTLE_SECONDS = 0.02
 _ROW = 4093
 """Numbers that repeat; a prime, so that parts of arrays which are exchanged by mistake don't look alike."""
 
@@ -112,6 +113,7 @@ class Rank:
 
     def _measure(self, name: str, warm_up: int, iterations: int, details: dict[str, Any]) -> dict[str, Any]:
         loop, checked, wrong = self._case(name, details)
+        _spread_over_cores()
         loop(warm_up)
         gc.disable()
         try:
@@ -146,6 +148,17 @@ class Rank:
             time.sleep(seconds)
         barrier(1)
         return (time.process_time() - used) / (time.perf_counter() - begun)
+
+
+def _spread_over_cores() -> None:
+    """Compute for a moment, as ranks do between collectives.
+
+    Ranks that the suite has woken may all be on one core. Those that only wait for one another stay there for long, some of
+    them at a thousandth of their speed; those that compute are moved to cores that are free.
+    """
+    end = time.perf_counter() + _SETTLE_SECONDS
+    while time.perf_counter() < end:
+        pass
 
 
 def load(path: str) -> ModuleType:

@@ -28,7 +28,7 @@ RUNNER = Path(__file__).with_name("rank.py")
 _START_SECONDS = 90.0
 _END_SECONDS = 10.0
 _WARM_SECONDS, _MOST_WARM = 5e-3, 2000
-"""What a turn starts with, untimed: others had the caches meanwhile, and ranks that wake on one core are not moved at once."""
+"""What a turn starts with, untimed: others had the caches meanwhile."""
 
 
 @final
