@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from collectives.arrays import Array
 from collectives.calls import Call
+from collectives.errors import CollectiveError
 from collectives.reduce_op import ReduceOp
 
 T = TypeVar("T")
@@ -162,6 +163,10 @@ class Link(ABC):
 
         Sources and targets that lie in it cost no copy. It lives as long as arrays refer to it.
         """
+
+    @abstractmethod
+    def fail(self, error: CollectiveError) -> None:
+        """Let every later call in this process raise this: it has left a collective before its end, so the order is lost."""
 
     @abstractmethod
     def close(self) -> None:

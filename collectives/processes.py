@@ -14,7 +14,7 @@ from typing import Any, final
 
 from collectives.channel import Channel
 from collectives.communication_options import DEFAULT_TIMEOUT, CommunicationOptions
-from collectives.errors import PeerFailedError
+from collectives.errors import CollectiveAbortedError, PeerFailedError
 from collectives.link import Link
 from collectives.renewable_link import RenewableLink
 from collectives.shared_memory.segments import host_identity
@@ -43,6 +43,7 @@ class Processes:
         self.timeout = timeout
         self._num_links = 0
         self._kept: list[tuple[weakref.ref[RenewableLink], CommunicationOptions, int]] = []
+        self._all: weakref.WeakSet[Link] = weakref.WeakSet()
         self._renewals: list[weakref.WeakMethod[Callable[[], None]]] = []
 
     @property
@@ -61,6 +62,13 @@ class Processes:
             return
         if self.channel.elastic and isinstance(error, PeerFailedError):
             return  # the job may go on; if not, the error ends this process, which is told then
+        for link in list(self._all):
+            link.fail(
+                CollectiveAbortedError(
+                    f"process {self.process}: a step failed in it before, with {error!r}, and the others have been told; need a new "
+                    "start of the job — xpdistribute run --max-restarts does it from the last checkpoint"
+                )
+            )
         # The last line is what the others name in their errors.
         text = "".join(traceback.format_exception(error)) + f"{type(error).__name__}: {error}"
         follows = error.process if isinstance(error, PeerFailedError) else None
@@ -140,13 +148,20 @@ class Processes:
             )
         if backend == "auto":
             backend = "shared_memory" if len(set(hosts)) == 1 else "hosts"
+        link = self._link_by(backend, counts, hosts, name, timeout)
+        self._all.add(link)
+        return link
+
+    def _link_by(self, backend: str, counts: list[int], hosts: list[str], name: str, timeout: float) -> Link:
+        channel = self.channel
+        assert channel is not None
         if backend == "shared_memory":
             if len(set(hosts)) > 1:
                 raise RuntimeError(
                     f"backend: got shared_memory for processes on {len(set(hosts))} hosts, {', '.join(sorted(set(hosts)))}; need one "
                     "host — backend='auto' uses MPI between hosts"
                 )
-            link: Link = SharedMemoryLink(
+            return SharedMemoryLink(
                 channel.process,
                 counts,
                 _exchange(channel, name, timeout),
@@ -154,7 +169,6 @@ class Processes:
                 watch=channel,
                 name=name,
             )
-            return link
         if backend == "mpi":
             from collectives.mpi.library import world  # noqa: PLC0415  # an extra
             from collectives.mpi.mpi_link import MpiLink  # noqa: PLC0415  # likewise

@@ -8,6 +8,7 @@ from typing import TypeVar, final
 
 from collectives.arrays import Array
 from collectives.calls import Call
+from collectives.errors import CollectiveError
 from collectives.link import Link
 from collectives.reduce_op import ReduceOp
 from collectives.shared_memory.segments import own_segments
@@ -82,6 +83,10 @@ class RenewableLink(Link):
     def memory(self, num_bytes: int) -> Array:
         # Of the process, not of one link: what lies in it is lent over the next one too.
         return own_segments().make(num_bytes)[0]
+
+    def fail(self, error: CollectiveError) -> None:
+        if self._inner is not None:
+            self._inner.fail(error)
 
     def close(self) -> None:
         if self._inner is not None:

@@ -15,6 +15,7 @@ import hashlib
 import math
 import os
 import pickle
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar, final
 
@@ -126,6 +127,7 @@ class SharedMemoryLink(Link):
         self._sequence = 0
         self._call: Call | None = None
         self._is_waiting = False
+        self._recent: deque[Call] = deque(maxlen=8)
         self._mailbox = Mailbox(self, exchange)
         if watch is not None:
             watch.describe = self.describe
@@ -140,6 +142,7 @@ class SharedMemoryLink(Link):
             "seq": self._sequence,
             "call": None if call is None else str(call),
             "waiting": self._is_waiting,
+            "recent": [str(one) for one in list(self._recent)],
         }
 
     # ------------------------------------------------------------- collectives
@@ -238,7 +241,6 @@ class SharedMemoryLink(Link):
             peer.close()
 
     def fail(self, error: CollectiveError) -> None:
-        """Let every later collective raise this."""
         if self._broken is None:
             self._broken = error
 
@@ -249,6 +251,7 @@ class SharedMemoryLink(Link):
             self._require_working()
         self._sequence += 1
         self._call = call
+        self._recent.append(call)
 
     def _require_working(self) -> None:
         if self._broken is not None:
@@ -426,6 +429,7 @@ class SharedMemoryLink(Link):
             self._require_working()
         self._sequence += 1
         self._call = call
+        self._recent.append(call)
         flags = self._flags
         turn = (flags.phase + 1) & 1
         if len(sources) == 1:
