@@ -76,7 +76,9 @@ class Job:
             ready = wait(waited_for, max(0.0, deadline - time.monotonic()))
             if not ready:
                 for number in set(range(self.num_processes)) - set(told):
+                    os.kill(self._pids[number], signal.SIGUSR1)  # its stacks go to stderr
                     failures[number] = f"did not come back within {self._timeout:g} s"
+                time.sleep(0.2)
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 number = self._pipes.index(pipe)
@@ -116,7 +118,7 @@ class Job:
                     ours.close()
                     if number != process:
                         theirs.close()
-                _serve(pairs[process][1], self._inherited, self._timeout)
+                _serve(pairs[process][1], self._inherited)
             self._pids.append(pid)
         for _, theirs in pairs:
             theirs.close()
@@ -155,19 +157,19 @@ def environment(hub: Hub, token: str, process: int, num_processes: int) -> dict[
     }
 
 
-def _serve(pipe: Connection, inherited: Callable[..., Any] | None, timeout: float) -> NoReturn:
+def _serve(pipe: Connection, inherited: Callable[..., Any] | None) -> NoReturn:
     """A forked process: runs what it is sent until nobody is there to send more."""
     status = 1
     try:
+        # The timers of faulthandler are no use here: in a forked child of pytest they wait for a thread that is not there.
+        faulthandler.register(signal.SIGUSR1, sys.__stderr__, all_threads=True)
         os.environ.update(pickle.loads(pipe.recv_bytes()))
         while True:
             function, args = pickle.loads(pipe.recv_bytes())
-            faulthandler.dump_traceback_later(timeout + 5.0, exit=True)
             try:
                 answer = pickle.dumps((True, (function or inherited)(*args)))
             except BaseException:  # noqa: BLE001  # raised in the test
                 answer = pickle.dumps((False, traceback.format_exc()))
-            faulthandler.cancel_dump_traceback_later()
             pipe.send_bytes(answer)
     except (EOFError, ConnectionError):
         status = 0

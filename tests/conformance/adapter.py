@@ -44,9 +44,16 @@ _DTYPES = {"string": np.dtype(np.str_)}
 
 @final
 class Adapter(CheckpointOperations, OptimizerOperations, ShardedOperations):
-    """The project's side of the evaluator; holds the strategies of one case."""
+    """The project's side of the evaluator; holds the strategies of one case.
 
-    def __init__(self) -> None:
+    Args:
+        worker: which of the processes that evaluate the case this is.
+        num_workers: how many these are.
+    """
+
+    def __init__(self, worker: int = 0, num_workers: int = 1) -> None:
+        self._worker = worker
+        self._num_workers = num_workers
         self._made: list[Strategy] = []
         self._variables_of: dict[int, list[ours.Variable]] = {}
 
@@ -72,6 +79,9 @@ class Adapter(CheckpointOperations, OptimizerOperations, ShardedOperations):
             "one_device": lambda: ours.OneDeviceStrategy("cpu:0", communication_options=options),
             "central_storage": lambda: ours.CentralStorageStrategy(
                 devices, "cpu:0", communication_options=options
+            ),
+            "multi_worker": lambda: ours.MultiWorkerMirroredStrategy(
+                communication_options=options, devices=devices[: num_replicas // self._num_workers]
             ),
         }
         if kind == "default":
@@ -248,6 +258,9 @@ class Adapter(CheckpointOperations, OptimizerOperations, ShardedOperations):
         return strategy.extended.variable_created_in_scope(v)
 
     # ---------------------------------------------------------------------- strategy
+
+    def do_worker(self, _: Strategy) -> int:
+        return self._worker
 
     def do_num_replicas(self, strategy: Strategy) -> int:
         return strategy.num_replicas_in_sync

@@ -39,6 +39,9 @@ class Adapter(Protocol):
     def replica_id_int(self) -> int:
         """The id of the local replica or of the component that is being updated."""
 
+    def do_worker(self, strategy: Any) -> int:
+        """Which of the processes that evaluate the case this is."""
+
     def to_py(self, value: Any) -> Any:
         """The value as plain Python numbers and lists, for the log."""
 
@@ -198,6 +201,9 @@ class Interp:
 
     def _op_pick(self, args: list[Expression], env: Environment) -> Any:
         return self.evaluate(args[self._adapter.replica_id_int()], env)
+
+    def _op_pick_worker(self, args: list[Expression], env: Environment) -> Any:
+        return self.evaluate(args[self._adapter.do_worker(self._target.get())], env)
 
     def _op_try(self, args: list[Expression], env: Environment) -> Any:
         try:

@@ -55,7 +55,8 @@ class Operation:
     @property
     def has_copies(self) -> bool:
         """Whether the case's strategy keeps a copy of a variable for each replica."""
-        return str(self.case.get("strategy", "mirrored")).startswith("mirrored")
+        kind = str(self.case.get("strategy", "mirrored"))
+        return kind.startswith("mirrored") or kind == "multi_worker"
 
     @property
     def is_mirrored(self) -> bool:

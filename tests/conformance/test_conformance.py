@@ -10,6 +10,7 @@ from tests.conformance.adapter import Adapter
 from tests.conformance.conftest import DEVIATED
 from tests.conformance.deviations import find
 from tests.conformance.interp import Case, Encoded, Interp, same
+from tests.conformance.workers import evaluate_on_workers
 
 THEMES = (
     "variables",
@@ -22,9 +23,9 @@ THEMES = (
     "optimizers",
     "sharded",
     "checkpoint",
+    "multi_worker",
 )
 LATER = {
-    "multi_worker": "strategies of several processes are not there yet",
     "coordinator": "parameter servers and their coordinator are not there yet",
 }
 
@@ -55,6 +56,8 @@ def test_case_agrees_with_tensorflow(recorded: Case, pytestconfig: pytest.Config
 
 
 def evaluate(case: Case) -> Encoded:
+    if case.get("workers", 1) > 1:
+        return evaluate_on_workers(case)
     adapter = Adapter()
     try:
         return Interp(adapter).run_case(case)
