@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from xpdistribute.output import ERR, OUT, Ending, MpiexecWords, Output
 from xpdistribute.process_identity import identify
-from xpdistribute.rank_files import RankFiles, is_alive, send
+from xpdistribute.rank_files import RankFiles, send
 
 if TYPE_CHECKING:
     from xpdistribute.events import Event, Regrouped
@@ -32,7 +32,7 @@ _TO_CLEAN_UP = 0.5
 _TO_FAIL = 4.0
 """Seconds that mpiexec has to end the others when a rank has failed; some don't do it by themselves."""
 _TO_NOTICE = 1.0
-"""Seconds that mpiexec has to end by itself when no rank is left; with ULFM it sometimes never does."""
+"""Seconds that mpiexec has to end by itself when no rank is left, or the others when one has failed: some never do."""
 _LOOK_EVERY = 0.1
 """Seconds between looks at the ranks of an elastic job, as nothing else says when they have ended."""
 _LOOK_SELDOM = 1.0
@@ -128,8 +128,14 @@ class Attempt:
         self._sources: dict[int, tuple[int | None, int]] = {}
         self._mpiexec = 0
         self._mpiexec_status: int | None = None
-        self._children: dict[int, int] = {}  # ranks that the launcher has started itself, by process id
-        self._identities: dict[int, str] = {}  # of every process on this machine that was a rank
+        self._children: dict[
+            int, str
+        ] = {}  # shells of ranks that the launcher has started itself, with their identities
+        self._identities: dict[
+            int, tuple[str, int]
+        ] = {}  # of every rank on this machine, with its group, by process id
+        self._statuses: dict[int, int] = {}  # of ranks that have ended and not been replaced
+        self._first_failed: int | None = None
         self._members: Membership | None = None
         self._hub: Hub | None = None
         self._declared: set[int] = set()  # ranks that ended without the hub
@@ -210,7 +216,7 @@ class Attempt:
             # In a group of its own mpiexec can't read from the terminal; in ours it would get each Ctrl-C too.
             actions.append((os.POSIX_SPAWN_DUP2, null, 0))
         self._sources.update(self._files.pipes)
-        for descriptor in (*self._sources, self._wake_read):
+        for descriptor in (*self._sources, self._files.ended, self._wake_read):
             self._poll.register(descriptor, select.POLLIN)
         try:
             self._mpiexec = self._spawn(self._command, self._environment, actions)
@@ -235,8 +241,9 @@ class Attempt:
     def _replace(self, process: int) -> None:
         environment = {**self._environment, "XPDISTRIBUTE_RANK": str(process), "XPDISTRIBUTE_JOIN": "1"}
         pid = self._spawn(self._files.command(self._program), environment)
-        self._children[pid] = process
-        self._identities[pid] = identify(pid)
+        self._children[pid] = identify(pid)
+        self._statuses.pop(process, None)
+        self._declared.discard(process)
 
     # ------------------------------------------------------------ waiting
 
@@ -246,6 +253,8 @@ class Attempt:
                 self._open_hub_at = 0.0
             elif descriptor == self._wake_read:
                 os.read(descriptor, 1 << 16)
+            elif descriptor == self._files.ended:
+                self._take_ended()
             elif not self._read(descriptor):
                 self._poll.unregister(descriptor)
                 del self._sources[descriptor]
@@ -288,11 +297,24 @@ class Attempt:
             self._output.take(rank, stream, data)
         return True
 
+    def _take_ended(self) -> None:
+        for rank, status in self._files.read_ended():
+            self._statuses[rank] = status
+            if status and self._first_failed is None:
+                self._first_failed = rank
+            if status and not self._elastic:
+                # Not every mpiexec ends the others.
+                self._end_by(time.monotonic() + _TO_NOTICE)
+
+    def _end_by(self, at: float) -> None:
+        self._end_at = at if self._end_at is None else min(self._end_at, at)
+
     def _drain(self) -> None:
         """Take what is still in the pipes. Not until their end: a rank's own children may have them open."""
         for descriptor in list(self._sources):
             while select.select([descriptor], [], [], 0)[0] and self._read(descriptor):
                 pass
+        self._take_ended()
         self._words.flush()
         self._output.flush()
 
@@ -320,8 +342,8 @@ class Attempt:
                 host=None if self._is_local else own_host(),
             )
         decision = self._members.handle(event)
-        if decision.ends_job and self._end_at is None:
-            self._end_at = time.monotonic() + _TO_FAIL
+        if decision.ends_job:
+            self._end_by(time.monotonic() + _TO_FAIL)
         if decision.kill is not None:
             pid, identity = decision.kill
             send(pid, signal.SIGKILL, identity)
@@ -334,10 +356,17 @@ class Attempt:
         """Tell the hub of ranks that ended without ever talking to it, while others wait for them."""
         if self._members is None or self._hub is None or not self._is_local:
             return
-        for rank, pid in self._files.pids().items():
-            if pid not in self._declared and not self._members.knows(pid) and not is_alive(pid):
-                self._declared.add(pid)
-                self._hub.declare_lost(rank, f"its process (pid {pid}) ended without joining the job", pid)
+        if all(rank in self._declared for rank in self._statuses):
+            return
+        pids = self._files.pids()
+        for rank, status in self._statuses.items():
+            if rank in self._declared or rank not in pids:
+                continue
+            self._declared.add(rank)
+            pid, _ = pids[rank]
+            if not self._members.knows(pid):
+                what = f"its process (pid {pid}) ended with status {status} without joining the job"
+                self._hub.declare_lost(rank, what)
 
     # ------------------------------------------------------------ ending
 
@@ -348,9 +377,8 @@ class Attempt:
             return True
         if not self._elastic or self._end_at is not None or self._children:
             return False
-        pids = self._files.pids()
-        if self._is_local and len(pids) == self._num_processes and not any(map(is_alive, pids.values())):
-            self._end_at = time.monotonic() + _TO_NOTICE
+        if self._is_local and len(self._statuses) == self._num_processes:
+            self._end_by(time.monotonic() + _TO_NOTICE)
             self._end_step = 1
         return False
 
@@ -361,7 +389,7 @@ class Attempt:
             if self._signal == signal.SIGINT:
                 # Everybody's traceback of the same Ctrl-C would bury what the first one says.
                 self._output.hidden.update((rank, ERR) for rank in range(1, self._num_processes))
-            for pid, identity in self._ranks().items():
+            for pid, (identity, _) in self._ranks().items():
                 send(pid, number, identity)
             self._end_step, self._end_at = 1, now + _TO_END
             if self._is_local and self._files.pids():
@@ -369,24 +397,26 @@ class Attempt:
             self._end_at = now  # the ranks of other hosts are mpiexec's to tell
         if self._end_step == 1:
             self._signal_mpiexec(signal.SIGTERM)
-            for pid in self._children:
-                send(pid, signal.SIGKILL, self._identities[pid])
+            for pid, identity in self._children.items():
+                send(pid, signal.SIGKILL, identity, pid)
             self._end_step, self._end_at = 2, now + (_TO_CLEAN_UP if self._is_local else 3 * _TO_CLEAN_UP)
         elif self._end_step == 2:
             self._kill_all()
             self._end_at = now + _TO_CLEAN_UP
 
-    def _ranks(self) -> dict[int, str]:
-        """Identities of the ranks of this machine, by process id."""
-        for pid in self._files.pids().values():
+    def _ranks(self) -> dict[int, tuple[str, int]]:
+        """Identities and groups of the ranks of this machine, by process id."""
+        for pid, group in self._files.pids().values():
             if pid not in self._identities:
-                self._identities[pid] = identify(pid)
+                self._identities[pid] = identify(pid), group
         return self._identities
 
     def _kill_all(self) -> None:
         """Whatever is left, at once."""
-        for pid, identity in self._ranks().items():
-            send(pid, signal.SIGKILL, identity)
+        for pid, (identity, group) in self._ranks().items():
+            send(pid, signal.SIGKILL, identity, group)
+        for pid, identity in self._children.items():
+            send(pid, signal.SIGKILL, identity, pid)
         self._signal_mpiexec(signal.SIGKILL)
         if self._mpiexec and self._mpiexec_status is None:
             self._mpiexec_status = 128 - os.waitstatus_to_exitcode(os.waitpid(self._mpiexec, 0)[1])
@@ -401,7 +431,7 @@ class Attempt:
     # ------------------------------------------------------------ the result
 
     def _result(self) -> Result:
-        pids = self._files.pids()
+        pids = {rank: pid for rank, (pid, _) in self._files.pids().items()}
         has_started = bool(pids) or not self._is_local
         if self._signal is not None:
             return Result(128 + self._signal, signal=self._signal, has_started=has_started)
@@ -418,24 +448,26 @@ class Attempt:
         return Result(culprit.status or status or 1, culprit, has_started=has_started)
 
     def _culprit(self, status: int, pids: Mapping[int, int]) -> Culprit | None:
-        first = None if self._members is None else self._members.first
-        endings = [_completed(ending, pids) for ending in self._words.endings]
         if not status:
             return None
-        if first is None or first.process is None:
-            if not endings:
-                return None
-            ending = endings[0]
-            text = "" if ending.rank is None else self._output.last_words(ending.rank)
-            return Culprit(
-                ending.rank, ending.pid, own_host() if self._is_local else None, ending.status, text
-            )
-        own = next((ending.status for ending in endings if ending.rank == first.process), None)
-        if own is None:
-            own = status if first.has_died or status > 1 else 1
-        text = self._output.last_words(first.process) if first.has_died else first.text
-        pid = first.pid or pids.get(first.process)
-        return Culprit(first.process, pid, first.host or None, own, text)
+        first = None if self._members is None else self._members.first
+        if first is not None and first.process is not None:
+            # The hub knows whose failure the others only followed, though these may have ended earlier.
+            own = self._statuses.get(first.process)
+            if own is None:
+                own = status if first.has_died or status > 1 else 1
+            text = self._output.last_words(first.process) if first.has_died else first.text
+            return Culprit(first.process, first.pid or pids.get(first.process), first.host or None, own, text)
+        if self._first_failed is not None:
+            rank = self._first_failed
+            words = self._output.last_words(rank)
+            return Culprit(rank, pids.get(rank), own_host(), self._statuses[rank], words)
+        if not self._words.endings:
+            return None
+        ending = _completed(self._words.endings[0], pids)
+        text = "" if ending.rank is None else self._output.last_words(ending.rank)
+        host = own_host() if self._is_local else None
+        return Culprit(ending.rank, ending.pid, host, ending.status, text)
 
 
 def _completed(ending: Ending, pids: Mapping[int, int]) -> Ending:

@@ -77,7 +77,7 @@ def _launch(options: RunOptions) -> int:
 
 def _attempt(plan: _Plan, restart: int, deadline: float | None) -> Result:
     options = plan.options
-    files = RankFiles(options.num_processes, all_output=options.all_output)
+    files = RankFiles(options.num_processes, all_output=options.all_output, elastic=options.elastic)
     # It listens before there is a hub behind it, which loads while mpiexec starts: who comes early has to wait a little.
     listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
     try:

@@ -1,8 +1,9 @@
-"""A folder in which the ranks of this machine leave their process ids and find the pipes that they write to.
+"""A folder in which the ranks of this machine leave their process ids and statuses, and find the pipes that they write to.
 
-mpiexec starts a few lines of shell for each rank, which note the process id, connect the streams and then become the
-program: it keeps the id, the environment and what mpiexec knows of it. A second shell waits for the launcher's end, however that
-comes, and ends what is left.
+mpiexec starts a few lines of shell for each rank, which connect its streams, note its process id and say with which status it
+has ended: what mpiexec itself tells of that differs, and of some it is little. In an elastic job the shell then ends with status 0,
+as Open MPI with ULFM may hang or end the others after another one. One more shell waits for the launcher's end, however that comes,
+and ends what is left.
 """
 
 from __future__ import annotations
@@ -16,15 +17,20 @@ from collections.abc import Sequence
 from xpdistribute.output import ERR, OUT
 from xpdistribute.process_identity import identify
 
+_SHELL = "/bin/sh"
 _RANK = "${XPDISTRIBUTE_RANK:-${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-$PMI_RANK}}}"
 
 _LOCAL = f"""\
-d=$1 r={_RANK}; shift
-echo $$ >"$d/pid.$r"
+d=$1 elastic=$2 r={_RANK}; shift 2
 if [ "$r" = 0 ] && [ -p "$d/0.0" ]; then exec <"$d/0.0"; rm -f "$d/0.0"; else exec </dev/null; fi
-if [ -p "$d/2.$r" ]; then exec 2>"$d/2.$r"; fi
+if [ -p "$d/2.$r" ]; then exec 3>"$d/2.$r"; else exec 3>&2; fi
 if [ -p "$d/1.$r" ]; then exec >"$d/1.$r"; else exec >/dev/null; fi
-exec "$@"
+exec 2>/dev/null
+{_SHELL} -c 'd=$1 r=$2; shift 2; echo $$ $PPID >"$d/pid.$r"; exec "$@"' xpdistribute "$d" "$r" "$@" 2>&3 3>&-
+s=$?
+echo "$r $s" >"$d/ended"
+[ "$elastic" = 0 ] && exit "$s"
+exit 0
 """
 _REMOTE = f"""\
 if [ "$1" = first ] && [ "{_RANK}" != 0 ]; then exec >/dev/null; fi
@@ -38,12 +44,11 @@ read -r word && exit
 kill -TERM "$mpiexec" 2>/dev/null
 sleep 1
 for file in "$d"/pid.*; do
-  read -r pid <"$file" && { kill -KILL "-$pid" || kill -KILL "$pid"; }
+  read -r pid group <"$file" && { kill -KILL "-$group"; kill -KILL "$pid"; }
 done 2>/dev/null
 kill -KILL "$mpiexec" $3 2>/dev/null
 rm -rf "$d"
 """
-_SHELL = "/bin/sh"
 
 
 class RankFiles:
@@ -52,13 +57,19 @@ class RankFiles:
     Args:
         num_processes: how many ranks there are.
         all_output: whether the standard output of all of them is read, or of rank 0 alone.
+        elastic: whether mpiexec is told of no failure.
     """
 
-    def __init__(self, num_processes: int, *, all_output: bool) -> None:
+    def __init__(self, num_processes: int, *, all_output: bool, elastic: bool) -> None:
+        self._elastic = elastic
         self.folder = _new_folder()
         self.pipes: dict[int, tuple[int, int]] = {}
         """Rank and stream by descriptor, to be read without waiting."""
+        self.ended = -1
+        """The descriptor from which `read_ended` reads."""
         try:
+            os.mkfifo(f"{self.folder}/ended", 0o600)
+            self.ended = os.open(f"{self.folder}/ended", os.O_RDWR | os.O_NONBLOCK)
             for rank in range(num_processes):
                 for stream in (OUT, ERR):
                     if stream == ERR or rank == 0 or all_output:
@@ -77,18 +88,30 @@ class RankFiles:
 
     def command(self, program: Sequence[str]) -> list[str]:
         """The command of a rank on this machine."""
-        return [_SHELL, "-c", _LOCAL, "xpdistribute", self.folder, *program]
+        elastic = "1" if self._elastic else "0"
+        return [_SHELL, "-c", _LOCAL, "xpdistribute", self.folder, elastic, *program]
 
-    def pids(self) -> dict[int, int]:
-        """The process ids of the ranks that have started, by rank."""
+    def read_ended(self) -> list[tuple[int, int]]:
+        """Rank and status of those that have ended since it was last called; 128 + N for signal N."""
+        text = b""
+        try:
+            while data := os.read(self.ended, 1 << 12):
+                text += data  # in whole lines: each was written at once
+        except BlockingIOError:
+            pass
+        return [(int(rank), int(status)) for rank, status in map(bytes.split, text.splitlines())]
+
+    def pids(self) -> dict[int, tuple[int, int]]:
+        """The process id of each rank that has started, and that of its process group, by rank."""
         found = {}
         for name in os.listdir(self.folder):
             kind, _, rank = name.partition(".")
             if kind == "pid":
                 with open(f"{self.folder}/{name}", encoding="ascii") as file:
-                    text = file.read().strip()
-                if text.isdecimal():  # it may be just being written
-                    found[int(rank)] = int(text)
+                    text = file.read()
+                if text.endswith("\n"):  # it may be just being written
+                    pid, group = map(int, text.split())
+                    found[int(rank)] = pid, group
         return found
 
     def forward_input(self) -> int | None:
@@ -150,9 +173,10 @@ class RankFiles:
 
     def remove(self) -> None:
         """Close the pipes and remove the folder."""
-        for descriptor in self.pipes:
+        for descriptor in (*self.pipes, *([self.ended] if self.ended >= 0 else [])):
             os.close(descriptor)
         self.pipes.clear()
+        self.ended = -1
         for name in os.listdir(self.folder):
             os.unlink(f"{self.folder}/{name}")
         os.rmdir(self.folder)
@@ -163,28 +187,13 @@ def remote_command(program: Sequence[str], *, all_output: bool) -> list[str]:
     return [_SHELL, "-c", _REMOTE, "xpdistribute", "all" if all_output else "first", *program]
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process is there, and no zombie."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except OSError:  # it has just ended, or the system has no /proc
-        return not os.path.isdir("/proc/self")
-
-
-def send(pid: int, number: int, identity: str) -> None:
-    """Send a signal to the process that `identify` named; SIGKILL goes to its whole group, if it leads one."""
+def send(pid: int, number: int, identity: str, group: int = 0) -> None:
+    """Send a signal to the process that `identify` named; SIGKILL goes to all of its process group, if that is ``group``."""
     if identify(pid) != identity:
         return
     try:
-        if number == signal.SIGKILL and os.getpgid(pid) == pid:
-            os.killpg(pid, number)
+        if number == signal.SIGKILL and group and os.getpgid(pid) == group:
+            os.killpg(group, number)
         else:
             os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
