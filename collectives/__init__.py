@@ -5,6 +5,7 @@ from collectives.arrays import asarray as asarray
 from collectives.buckets import Buckets as Buckets
 from collectives.buckets import group_by_size as group_by_size
 from collectives.checked import CheckedCommunicator as CheckedCommunicator
+from collectives.clusters import ClusterTask as ClusterTask
 from collectives.communication_options import CommunicationImplementation as CommunicationImplementation
 from collectives.communication_options import CommunicationOptions as CommunicationOptions
 from collectives.communication_options import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce

@@ -84,6 +84,17 @@ class ClusterTask:
             session_master=_parse_text(config.get("session_master"), "session_master"),
         )
 
+    def to_tf_config(self) -> str:
+        """The text of the variable TF_CONFIG that describes the same."""
+        config: dict[str, Any] = {"cluster": self.cluster_spec}
+        if self.task_type is not None:
+            config["task"] = {"type": self.task_type, "index": self.task_id}
+        if self.rpc_layer is not None:
+            config["rpc_layer"] = self.rpc_layer
+        if self.session_master is not None:
+            config["session_master"] = self.session_master
+        return json.dumps(config)
+
     @property
     def cluster_spec(self) -> dict[str, list[str]]:
         """The addresses by task type; empty for a process alone."""

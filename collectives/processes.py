@@ -13,8 +13,12 @@ from collections.abc import Callable
 from typing import Any, final
 
 from collectives.channel import Channel
+from collectives.cluster_environment import ClusterPlace, find_place, tf_config_changed
+from collectives.clusters import TF_CONFIG, ClusterTask
 from collectives.communication_options import DEFAULT_TIMEOUT, CommunicationOptions
 from collectives.errors import CollectiveAbortedError, PeerFailedError
+from collectives.exit_hooks import followed
+from collectives.joining import connect
 from collectives.link import Link
 from collectives.renewable_link import RenewableLink
 from collectives.shared_memory.segments import host_identity
@@ -31,15 +35,20 @@ class Processes:
 
     Attributes:
         channel: to the hub of the job; None where this process is alone.
+        place: of this process in it, as it was found when it joined.
         timeout: seconds that they wait for one another where no strategy says otherwise: those of the first one made.
 
     Args:
         channel: as the attribute.
+        place: likewise.
         timeout: likewise.
     """
 
-    def __init__(self, channel: Channel | None, timeout: float = DEFAULT_TIMEOUT) -> None:
+    def __init__(
+        self, channel: Channel | None, place: ClusterPlace, timeout: float = DEFAULT_TIMEOUT
+    ) -> None:
         self.channel = channel
+        self.place = place
         self.timeout = timeout
         self._num_links = 0
         self._kept: list[tuple[weakref.ref[RenewableLink], CommunicationOptions, int]] = []
@@ -50,6 +59,26 @@ class Processes:
     def process(self) -> int:
         """The number of this one."""
         return 0 if self.channel is None else max(0, self.channel.process)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this one writes files and speaks for all."""
+        return self.place.is_chief if self.channel is None else self.process == 0
+
+    @property
+    def cluster(self) -> ClusterTask:
+        """The cluster as TF_CONFIG would describe it; the addresses of processes that were started otherwise are made up."""
+        if self.place.task is not None:
+            return self.place.task
+        if self.place.is_alone:
+            return ClusterTask()
+        hosts = self.place.hosts if len(self.place.hosts) == self.num_processes else ()
+        addresses = hosts or tuple(f"process:{number}" for number in range(self.num_processes))
+        return ClusterTask((("worker", addresses),), "worker", self.process)
+
+    def changed_environment(self) -> str | None:
+        """What has changed in TF_CONFIG since this process joined, in words; None if nothing that matters has."""
+        return tf_config_changed(self.place)
 
     @property
     def num_processes(self) -> int:
@@ -71,7 +100,7 @@ class Processes:
             )
         # The last line is what the others name in their errors.
         text = "".join(traceback.format_exception(error)) + f"{type(error).__name__}: {error}"
-        follows = error.process if isinstance(error, PeerFailedError) else None
+        follows = followed(error)
         self.channel.publish_failure(text, follows)
 
     def link(self, num_members: int, options: CommunicationOptions, backend: str = "auto") -> Link | None:
@@ -169,21 +198,33 @@ class Processes:
                 watch=channel,
                 name=name,
             )
-        if backend == "mpi":
-            from collectives.mpi.library import world  # noqa: PLC0415  # an extra
-            from collectives.mpi.mpi_link import MpiLink  # noqa: PLC0415  # likewise
+        from collectives.mpi.library import world  # noqa: PLC0415  # an extra
+        from collectives.mpi.mpi_link import MpiLink  # noqa: PLC0415  # likewise
 
-            comm = world()
-            numbers = comm.allgather(channel.process)
-            return MpiLink(
-                comm,
-                [counts[number] for number in numbers],
-                timeout=timeout,
-                watch=channel,
-                numbers=numbers,
-                name=name,
+        comm = world()
+        if (comm.rank, comm.size) != (channel.process, channel.num_processes):
+            raise RuntimeError(
+                f"backend: this is process {channel.process} of {channel.num_processes}, and rank {comm.rank} of {comm.size} in MPI, "
+                f"which {'the hosts ' + ', '.join(sorted(set(hosts))) + ' need' if backend == 'hosts' else 'was asked for'}; need "
+                "one numbering — start the program with xpdistribute run, mpiexec, or srun --mpi=pmix"
             )
-        raise RuntimeError(f"backend: {backend} is not there")
+        between = MpiLink(comm, counts, timeout=timeout, watch=channel, name=name)
+        if backend == "mpi":
+            return between
+        from collectives.hosts_link import HostsLink  # noqa: PLC0415  # likewise
+
+        own = [number for number, host in enumerate(hosts) if host == hosts[channel.process]]
+        gather = _exchange(channel, name, timeout)
+        shared = SharedMemoryLink(
+            own.index(channel.process),
+            [counts[number] for number in own],
+            lambda value: [told for number, told in enumerate(gather(value)) if number in own],
+            timeout=timeout,
+            watch=channel,
+            numbers=own,
+            name=name,
+        )
+        return HostsLink(shared, between, hosts, watch=channel)
 
 
 def _exchange(channel: Channel, name: str, timeout: float) -> Callable[[Any], list[Any]]:
@@ -201,17 +242,26 @@ _joining = threading.Lock()
 _joined: Processes | None = None
 
 
-def join(timeout: float = 300.0) -> Processes:
+def join(timeout: float = 300.0, task: ClusterTask | None = None) -> Processes:
     """This process's job, joined if it has not been yet.
 
     Args:
         timeout: seconds to wait for the others.
+        task: of the cluster, instead of what TF_CONFIG says.
+
+    Raises:
+        ValueError: an environment that describes no possible job; or another task than the one that was joined as.
+        CollectiveTimeoutError: there is no hub where it should be.
     """
     global _joined
     with _joining:
         if _joined is None:
-            _joined = processes = Processes(_connect(timeout), timeout)
+            _joined = processes = _join(timeout, task)
             set_process_number(lambda: processes.process)
+        elif task is not None and task != _joined.place.task:
+            raise ValueError(
+                f"join: this process has joined a job already, as {_joined.place}; need the same cluster for all strategies of a process"
+            )
         return _joined
 
 
@@ -220,27 +270,12 @@ def joined() -> Processes | None:
     return _joined
 
 
-def _connect(timeout: float) -> Channel | None:
-    address = os.environ.get("XPDISTRIBUTE_HUB")
-    if not address:
-        return None
-    rank = next(
-        os.environ[v]
-        for v in ("XPDISTRIBUTE_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-        if v in os.environ
-    )
-    joins = os.environ.get("XPDISTRIBUTE_JOIN") == "1"
-    channel = Channel.connect(
-        address,
-        os.environ["XPDISTRIBUTE_TOKEN"],
-        None if joins else int(rank),
-        host=os.environ.get("XPDISTRIBUTE_HOST") or os.uname().nodename,
-        size=None if joins else int(os.environ["XPDISTRIBUTE_SIZE"]),
-        join=joins,
-        timeout=timeout,
-    )
-    channel.install_hooks()
-    return channel
+def _join(timeout: float, task: ClusterTask | None) -> Processes:
+    environ = dict(os.environ)
+    if task is not None:
+        environ[TF_CONFIG] = task.to_tf_config()
+    place = find_place(environ)
+    return Processes(connect(place, timeout), place, timeout)
 
 
 def _after_fork() -> None:

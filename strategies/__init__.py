@@ -18,6 +18,7 @@ for _name in ("collectives", "variables"):
 from collectives import Array as Array
 from collectives import Buckets as Buckets
 from collectives import CheckedCommunicator as CheckedCommunicator
+from collectives import ClusterTask as ClusterTask
 from collectives import CollectiveAbortedError as CollectiveAbortedError
 from collectives import CollectiveError as CollectiveError
 from collectives import CollectiveMismatchError as CollectiveMismatchError

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
+from collectives.clusters import ClusterTask
 from collectives.communication_options import CommunicationOptions, CrossDeviceOps
 from collectives.devices import Device, parse_devices, visible_gpus
 from strategies.membership_change import MembershipChange
@@ -19,6 +21,9 @@ from variables.variable import Variable, VariableSpec
 if TYPE_CHECKING:
     from strategies.recovery import SharedState
 
+_TO_START = 300.0
+"""Seconds that a process waits for the others to start, unless told otherwise."""
+
 
 @final
 class MultiWorkerMirroredStrategy(Strategy):
@@ -30,7 +35,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     the same order. A process that is alone is a job of one.
 
     Args:
-        cluster_resolver: accepted for TensorFlow's signature; None finds the cluster in the environment.
+        cluster_resolver: a `ClusterTask`, instead of what TF_CONFIG says; None finds the cluster in the environment: that of
+            ``xpdistribute run``, mpiexec, srun or TF_CONFIG, in this order.
         communication_options: hints, and ``timeout_seconds``, how long a process waits for the others.
         devices: of this process's replicas; None takes its share of the host's GPUs, or one CPU where there is none.
         on_membership_change: in an elastic job (``xpdistribute run --elastic``), called on every process with a `MembershipChange`
@@ -45,7 +51,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def __init__(
         self,
-        cluster_resolver: Any = None,
+        cluster_resolver: ClusterTask | None = None,
         communication_options: CommunicationOptions | None = None,
         *,
         devices: Sequence[str | Device] | None = None,
@@ -61,7 +67,13 @@ class MultiWorkerMirroredStrategy(Strategy):
             devices = visible_gpus() or [Device("cpu")]
         own = parse_devices(devices, "MultiWorkerMirroredStrategy")
         options = CommunicationOptions() if communication_options is None else communication_options
-        self._processes = join(options.timeout)
+        timeout = options.timeout_seconds
+        if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterTask):
+            raise TypeError(
+                f"MultiWorkerMirroredStrategy: got cluster_resolver={cluster_resolver!r}; need a ClusterTask, or None to find the "
+                "cluster in the environment"
+            )
+        self._processes = join(_TO_START if timeout is None else timeout, cluster_resolver)
         link = self._processes.link(len(own), options, backend)
         super().__init__(
             own,
@@ -70,7 +82,6 @@ class MultiWorkerMirroredStrategy(Strategy):
             link=link,
             on_failure=self._processes.fail,
         )
-        self._resolver = cluster_resolver
         self._memory = FlatMemory(self.devices, link)
         self._newcomers_link = link if isinstance(link, RenewableLink) and not link.is_connected else None
         if isinstance(link, RenewableLink):
@@ -82,7 +93,12 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     @property
     def is_chief(self) -> bool:
-        return self.worker_id == 0
+        return self._processes.is_chief
+
+    @property
+    def cluster_resolver(self) -> ClusterTask:
+        """The cluster as the job was found in it, and which task of it this process is. Immutable."""
+        return self._processes.cluster
 
     @property
     def worker_id(self) -> int:
@@ -93,6 +109,11 @@ class MultiWorkerMirroredStrategy(Strategy):
     def num_workers(self) -> int:
         """How many processes there are."""
         return self._processes.num_processes
+
+    def __repr__(self) -> str:
+        devices = ", ".join(repr(str(device)) for device in self.devices)
+        place = self._processes.place
+        return f"{type(self).__name__}([{devices}], worker {self.worker_id} of {self.num_workers}, as {place.kind.value} says)"
 
     def share_state(self, state: SharedState) -> None:
         """Say what newcomers of an elastic job need to go on where the others are; nothing in other jobs.
@@ -110,6 +131,11 @@ class MultiWorkerMirroredStrategy(Strategy):
         """Take in whoever has come, in an elastic job whose loop goes by no iterator. All processes call it between two steps."""
         if self._recovery is not None:
             self._recovery.take_in()
+
+    def _before_first_step(self) -> None:
+        changed = self._processes.changed_environment()
+        if changed is not None:
+            warnings.warn(f"{self!r}: {changed}", stacklevel=3)
 
     def _set_journal(self, journal: Journal | None) -> None:
         self.journal = journal

@@ -13,7 +13,7 @@ import strategies
 import variables
 
 COLLECTIVES = """
-Array Buckets CheckedCommunicator CollectiveAbortedError CollectiveError CollectiveMismatchError CollectiveTimeoutError
+Array Buckets CheckedCommunicator ClusterTask CollectiveAbortedError CollectiveError CollectiveMismatchError CollectiveTimeoutError
 CommunicationImplementation CommunicationOptions Communicator Device HierarchicalCopyAllReduce InProcessCommunicator IndexedSlices PeerFailedError
 FlightRecorder NcclAllReduce ReduceOp ReductionToOneDevice TracedCommunicator asarray group_by_size to_dense
 """
