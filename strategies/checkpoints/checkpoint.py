@@ -5,22 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, final, overload
+from typing import Any, Literal, TypeVar, final, overload
 
 from collectives.arrays import Array
-from strategies.checkpoints.entries import MemoryEntry
-from strategies.checkpoints.file_format import SavedArray
+from strategies.checkpoints.collecting import ABOUT, collect, collect_own
 from strategies.checkpoints.file_reading import ArrayFile
 from strategies.checkpoints.file_writing import write_bytes, write_file
 from strategies.checkpoints.object_tree import Group, ObjectTree
+from strategies.checkpoints.opening import open_file, open_together
 from strategies.checkpoints.pending_save import PendingSave, Snapshot
 from strategies.checkpoints.restoration import Restoration
 from strategies.checkpoints.restore_status import NothingRestored, RestoreStatus
-from strategies.checkpoints.states import decode, encode
-from variables.replica_context import ReplicaContext, ReplicaContextError, current
+from strategies.checkpoints.states import decode
+from strategies.checkpoints.together import TO_WRITE, Together
+from variables.replica_context import Owner, ReplicaContext, ReplicaContextError, current
 
-ABOUT = "$about"
-"""Among the states of a file: what was said about the checkpoint; no object can have this name."""
+T = TypeVar("T")
 
 
 @final
@@ -109,22 +109,64 @@ class Checkpoint(Group):
             ReplicaContextError: called in a step.
             Exception: what went wrong with the save before, if that was not waited for.
         """
-        _require_across("save")
-        self._state.settle()
-        arrays, states = self._collected(about)
-        target = Path(os.path.abspath(path))
 
-        def write(arrays: list[SavedArray]) -> None:
-            write_file(target, arrays, states)
+        def after() -> None:
             if then is not None:
                 then()
 
-        if blocking:
-            write(arrays)
-            return os.fspath(path)
-        copies = self._state.snapshot.take(arrays)
-        self._state.saving = PendingSave(os.fspath(path), lambda: write(copies))
-        return self._state.saving
+        return self._save(path, blocking=blocking, about=about, after=after)
+
+    def _save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        blocking: bool,
+        about: Mapping[str, Any] | None,
+        after: Callable[[], Any],
+        hear: Callable[[Any], object] | None = None,
+    ) -> str | PendingSave:
+        """As `save`; what ``after`` returns to the chief, of JSON's types, ``hear`` is called with in every process."""
+        _require_across("save")
+        name = os.fspath(path)
+
+        def save(together: Together) -> str | PendingSave:
+            if together.is_waiting:
+                raise RuntimeError(
+                    "save: this process waits to be taken into the job, and has nothing of its own to save; need "
+                    "strategy.share_state(...) before"
+                )
+            tree, error = self._settled_tree()
+            content = collect(tree, together, {"path": name, "blocking": blocking}, about, error)
+            arrays = list(content.arrays.values())
+            failure: MemoryError | None = None
+            if not blocking:
+                try:
+                    arrays = self._state.snapshot.take(arrays) if together.is_chief else []
+                except MemoryError as wrong:
+                    failure = wrong
+            writes = together.is_chief
+
+            def write() -> None:
+                result: Any = None
+                wrong: BaseException | None = failure
+                if writes and wrong is None:
+                    try:
+                        write_file(target, arrays, content.states)
+                        result = after()
+                    except BaseException as wrong_here:  # noqa: BLE001  # raised in all processes
+                        wrong = wrong_here
+                told = together.agree(f"save {name}", result, wrong, timeout=TO_WRITE, key=f"save {name}")
+                if hear is not None:
+                    hear(told[0])
+
+            if blocking:
+                write()
+                return name
+            self._state.saving = PendingSave(name, write)
+            return self._state.saving
+
+        target = Path(os.path.abspath(name))
+        return self._with_all(save)
 
     def to_bytes(self, *, for_newcomer: bool = False) -> Array:
         """The bytes of the file that `save` would write, for another process or for later; nothing touches the disk.
@@ -141,7 +183,8 @@ class Checkpoint(Group):
             As `save`, OSError aside.
         """
         _require_across("to_bytes")
-        return write_bytes(*self._collected(None, for_newcomer=for_newcomer))
+        content = collect_own(ObjectTree.of(self._objects), for_newcomer=for_newcomer)
+        return write_bytes(list(content.arrays.values()), content.states)
 
     def from_bytes(self, content: Any) -> RestoreStatus:
         """As `restore`, from what `to_bytes` gave or from the bytes of a file; not a collective.
@@ -151,7 +194,9 @@ class Checkpoint(Group):
         """
         _require_across("from_bytes")
         self._state.settle()
-        return self._restore_file(ArrayFile.of_bytes(content), is_partial=False)
+        file = ArrayFile.of_bytes(content)
+        file.verify()
+        return self._restore_file(file, ObjectTree.of(self._objects), Together(None), is_partial=False)
 
     def wait(self) -> None:
         """Wait for a save that is under way, if any.
@@ -189,44 +234,53 @@ class Checkpoint(Group):
 
     def _restore(self, path: str | os.PathLike[str] | None, *, is_partial: bool) -> RestoreStatus:
         _require_across("restore")
-        self._state.settle()
-        if path is None:
-            tree = ObjectTree.of(self._objects)
-            return RestoreStatus(NothingRestored(sorted({*tree.arrays, *tree.states})), is_partial=True)
-        return self._restore_file(ArrayFile.open(Path(path)), is_partial=is_partial)
+        name = None if path is None else os.fspath(path)
 
-    def _restore_file(self, file: ArrayFile, *, is_partial: bool) -> RestoreStatus:
-        file.verify()
-        restoration = Restoration(file)
-        tree = ObjectTree.of(self._objects)
-        restoration.apply(tree)
+        def restore(together: Together) -> RestoreStatus:
+            tree, error = self._settled_tree()
+            together.agree_on("restore", {"path": name}, error)
+            names = sorted({*tree.arrays, *tree.states})
+            together.require_same_names("restore", names)
+            if name is None:
+                return RestoreStatus(NothingRestored(names), is_partial=True)
+            file = open_together(Path(name), together)
+            return self._restore_file(file, tree, together, is_partial=is_partial)
+
+        return self._with_all(restore)
+
+    def _restore_file(
+        self, file: ArrayFile, tree: ObjectTree, together: Together, *, is_partial: bool
+    ) -> RestoreStatus:
+        restoration = Restoration(file, Together.now().process)
+        restoration.apply(tree, lambda error: together.agree("restore", None, error))
+        for name, count in restoration.states_by_process.items():
+            if count != together.num_processes and name in tree.states and not together.is_alone:
+                together.say(
+                    "restore: %s has a state for each of %d processes, and there are %d now: each takes its own, if it has one",
+                    name,
+                    count,
+                    together.num_processes,
+                )
         self._state.pending = [(restoration, "")]
         _hand_down(restoration, tree)
         return RestoreStatus(restoration, is_partial=is_partial)
 
-    def _collected(
-        self, about: Mapping[str, Any] | None, *, for_newcomer: bool = False
-    ) -> tuple[list[SavedArray], dict[str, Any]]:
-        """What is to be written: arrays as they lie in memory, and states."""
-        tree = ObjectTree.of(self._objects)
-        entries = {**tree.arrays, **tree.present_slots(require_all=True)}
-        arrays = {
-            name: entry.save_for_newcomer() if for_newcomer else entry.save()
-            for name, entry in entries.items()
-        }
+    def _settled_tree(self) -> tuple[ObjectTree, Exception | None]:
+        """The tree of the objects; or an empty one and what is wrong with them, or with the save before."""
+        try:
+            self._state.settle()
+            return ObjectTree.of(self._objects), None
+        except Exception as error:  # noqa: BLE001  # raised in all processes
+            return ObjectTree(), error
 
-        def keep(name: str, array: Array) -> None:
-            if name in arrays:
-                raise ValueError(f"save: got two arrays that are called {name}; need a name for each")
-            arrays[name] = MemoryEntry(name, [array]).save()
-
-        states = {}
-        for name, entry in tree.states.items():
-            state = entry.save_for_newcomer() if for_newcomer else entry.save()
-            states[name] = encode(state, name, keep)
-        if about is not None:
-            states[ABOUT] = encode(about, ABOUT, keep)
-        return list(arrays.values()), states
+    def _with_all(self, work: Callable[[Together], T]) -> T:
+        """Do what all processes do together; in an elastic job again, if one is lost meanwhile."""
+        together = Together.now()
+        if together.is_elastic:
+            owner = _owner_of(self._objects)
+            if owner is not None:
+                return owner.across(lambda: work(together))
+        return work(together)
 
     # -------------------------------------------------------------- attributes
 
@@ -272,8 +326,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         FileNotFoundError: there is no file.
         CheckpointError: it is damaged or none of ours.
     """
-    file = ArrayFile.open(Path(path))
-    file.verify()
+    file = open_file(Path(path))
     states = {name: decode(state, file.read) for name, state in file.states.items() if name != ABOUT}
     return {**{name: file.read(name) for name in file.arrays}, **states}
 
@@ -316,6 +369,15 @@ def _hand_down(restoration: Restoration, tree: ObjectTree) -> None:
     for name, group in tree.groups.items():
         if isinstance(group, Checkpoint):
             group._state.pending = [(restoration, f"{name}/")]
+
+
+def _owner_of(objects: Mapping[str, Any]) -> Owner | None:
+    """A strategy whose processes are those of the job, if some variable is of one."""
+    try:
+        variables = ObjectTree.of(objects).variables.values()
+    except (TypeError, ValueError):
+        return None  # which is raised in all processes, by what is done with the objects then
+    return next((v.owner for v in variables if v.owner is not None and v.owner.link is not None), None)
 
 
 def _require_across(method: str) -> None:

@@ -171,12 +171,14 @@ class StateEntry:
         save: gives the state.
         restore: goes to a state.
         save_for_newcomer: gives the state that a process which joins is to begin with, not a collective.
+        is_common: whether all processes of a job should have the same one; otherwise each may have its own.
     """
 
     name: str
     save: Callable[[], State]
     restore: Callable[[State], object]
     save_for_newcomer: Callable[[], State]
+    is_common: bool = False
 
 
 def data_entry(name: str, holder: Any, key: Any) -> StateEntry:
@@ -205,7 +207,7 @@ def data_entry(name: str, holder: Any, key: Any) -> StateEntry:
     def save() -> State:
         return deepcopy(holder[key])
 
-    return StateEntry(name, save, restore, save)
+    return StateEntry(name, save, restore, save, is_common=True)
 
 
 def _on_host(array: Any) -> Array:

@@ -112,7 +112,7 @@ class ArrayFile:
             checksum = 0
             while start < stop:
                 part = buffer[: min(_SCRATCH_BYTES, stop - start)]
-                self._read_into(part, start)
+                self.read_bytes(part, start)
                 checksum = zlib.crc32(part, checksum)
                 start += len(part)
             if checksum != array.checksums[number]:
@@ -122,6 +122,13 @@ class ArrayFile:
         share(lambda chunk: check(*chunk), chunks, sum(array.num_bytes for array in self.arrays.values()))
         if damaged:
             raise self._damaged(f"the checksum of {', '.join(sorted(damaged))} is wrong")
+
+    def identity(self) -> list[int]:
+        """What tells it from other checkpoints: its size, and a checksum over the checksums of all there is in it."""
+        size = os.fstat(self._file).st_size
+        header = bytearray(8 + int.from_bytes(os.pread(self._file, 8, 0), "little"))
+        self.read_bytes(memoryview(header), 0)
+        return [size, zlib.crc32(header)]
 
     def read(self, name: str) -> Array:
         """An array, in new memory."""
@@ -149,21 +156,22 @@ class ArrayFile:
 
         def fill(task: tuple[int, list[memoryview]]) -> None:
             start, (first, *others) = task
-            self._read_into(first, start)
+            self.read_bytes(first, start)
             for other in others:
                 other[:] = first
 
         share(fill, tasks, total)
 
-    # ------------------------------------------------------------------ pieces
-
-    def _read_into(self, buffer: memoryview, start: int) -> None:
+    def read_bytes(self, buffer: memoryview, start: int) -> None:
+        """Fill a buffer with the file's bytes from ``start`` on."""
         while buffer:
             count = os.preadv(self._file, [buffer], start)
             if not count:
                 raise self._damaged("the file has become shorter")
             buffer = buffer[count:]
             start += count
+
+    # ------------------------------------------------------------------ pieces
 
     def _parsed(self) -> tuple[dict[str, StoredArray], dict[str, Any]]:
         try:

@@ -139,10 +139,12 @@ class ObjectTree:
         elif isinstance(value, Optimizer):
             self.optimizers[name] = value
             numbers = partial(numbers_of, value)
-            self.states[name] = StateEntry(name, numbers, partial(restore_numbers, value), numbers)
+            restore = partial(restore_numbers, value)
+            self.states[name] = StateEntry(name, numbers, restore, numbers, is_common=True)
         elif isinstance(value, LossScaleOptimizer):
             scale = partial(scale_of, value)
-            self.states[name] = StateEntry(name, scale, partial(restore_scale, value), scale)
+            restore = partial(restore_scale, value)
+            self.states[name] = StateEntry(name, scale, restore, scale, is_common=True)
             self._add(f"{name}/inner_optimizer", value.inner_optimizer, value, "inner_optimizer", above)
         elif is_random_source(value):
             draws = partial(random_state, value)

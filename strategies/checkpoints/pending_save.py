@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import final
 
 import numpy as np
 
 from collectives.arrays import ALIGNMENT, Array
+from collectives.errors import CollectiveError
 from strategies.checkpoints.file_format import CHUNK_BYTES, SavedArray
 from strategies.checkpoints.work_sharing import share
 
+_TO_END = 3600.0
+"""Seconds that a save may take, for whoever only wants it to be over."""
 _TO_START = 60.0
 """Seconds that the thread waits for the word to begin, which comes at once."""
 
@@ -21,9 +25,11 @@ _TO_START = 60.0
 class PendingSave:
     """A save that goes on in a thread of its own. The program does not exit before it has ended.
 
+    Each process of a job has one, which ends when the chief has written the file; waiting for it is no collective.
+
     Args:
         path: of the checkpoint.
-        write: writes it.
+        write: writes it; in other processes than the chief, waits for that.
     """
 
     def __init__(self, path: str, write: Callable[[], None]) -> None:
@@ -62,6 +68,7 @@ class PendingSave:
         Raises:
             TimeoutError: it is still being written; it goes on.
             OSError: it could not be written; what stood at the path still does.
+            PeerFailedError: another process failed before all had heard of it; the file may be there.
         """
         self._thread.join(timeout)
         if self._thread.is_alive():
@@ -75,9 +82,18 @@ class PendingSave:
         return self._path
 
     def settle(self) -> None:
-        """Before the next save: wait, and raise what went wrong unless it has been raised before."""
-        if not (self._is_told and self.done):
+        """Before the next save: wait, and raise what went wrong unless it has been raised before.
+
+        That processes could not agree any more is not raised here: what they do together next says so.
+        """
+        if self._is_told and self.done:
+            return
+        with suppress(CollectiveError):
             self.wait()
+
+    def outlast(self) -> None:
+        """Wait until it has ended, well or not."""
+        self._thread.join(_TO_END)
 
 
 @final

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -13,7 +13,7 @@ from collectives.arrays import Array
 State: TypeAlias = Any
 """Numbers, strings, booleans, None and arrays, in nested lists and dicts with strings for keys. Tuples become lists."""
 
-_ARRAY, _FLOAT = "$array", "$float"
+_ARRAY, _FLOAT, _PROCESSES = "$array", "$float", "$processes"
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -102,12 +102,33 @@ def references(encoded: Any) -> list[str]:
     return [name for item in encoded for name in references(item)] if isinstance(encoded, list) else []
 
 
+def renamed(encoded: Any, rename: Callable[[str], str]) -> Any:
+    """The encoded state with other names of the arrays that belong to it."""
+    if isinstance(encoded, dict):
+        if set(encoded) == {_ARRAY}:
+            return {_ARRAY: rename(encoded[_ARRAY])}
+        return {key: renamed(item, rename) for key, item in encoded.items()}
+    return [renamed(item, rename) for item in encoded] if isinstance(encoded, list) else encoded
+
+
+def by_process(encoded: Iterable[Any]) -> Any:
+    """The encoded form of a state that every process has its own of."""
+    return {_PROCESSES: list(encoded)}
+
+
+def of_processes(encoded: Any) -> list[Any] | None:
+    """The processes' encoded states, of what `by_process` made; None of another one, which is the same for all."""
+    return encoded[_PROCESSES] if isinstance(encoded, dict) and set(encoded) == {_PROCESSES} else None
+
+
 def decode(encoded: Any, read: Callable[[str], Array]) -> State:
-    """The state, with the arrays in their places."""
+    """The state, with the arrays in their places; of one that every process has its own of, a list of all of them."""
     if isinstance(encoded, dict):
         if set(encoded) == {_ARRAY}:
             return read(encoded[_ARRAY])
         if set(encoded) == {_FLOAT}:
             return float(encoded[_FLOAT])
+        if set(encoded) == {_PROCESSES}:
+            return [decode(item, read) for item in encoded[_PROCESSES]]
         return {key: decode(item, read) for key, item in encoded.items()}
     return [decode(item, read) for item in encoded] if isinstance(encoded, list) else encoded
