@@ -74,6 +74,12 @@ class MultiWorkerMirroredStrategy(Strategy):
                 "cluster in the environment"
             )
         self._processes = join(_TO_START if timeout is None else timeout, cluster_resolver)
+        on_gpus = [str(device) for device in own if device.kind != "cpu"]
+        if on_gpus and self._processes.num_processes > 1:
+            raise RuntimeError(
+                f"MultiWorkerMirroredStrategy: got {', '.join(on_gpus)} and {self._processes.num_processes} processes; collectives between "
+                "GPUs of several processes need the NCCL backend, which this version does not have — pass devices=['cpu:0']"
+            )
         link = self._processes.link(len(own), options, backend)
         super().__init__(
             own,
@@ -83,6 +89,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             on_failure=self._processes.fail,
         )
         self._memory = FlatMemory(self.devices, link)
+        self._before_first_step = self._warn_of_changes
         self._newcomers_link = link if isinstance(link, RenewableLink) and not link.is_connected else None
         if isinstance(link, RenewableLink):
             from strategies.recovery import Recovery  # noqa: PLC0415
@@ -132,7 +139,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         if self._recovery is not None:
             self._recovery.take_in()
 
-    def _before_first_step(self) -> None:
+    def _warn_of_changes(self) -> None:
         changed = self._processes.changed_environment()
         if changed is not None:
             warnings.warn(f"{self!r}: {changed}", stacklevel=3)

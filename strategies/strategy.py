@@ -88,7 +88,8 @@ class Strategy(ABC):
 
     _is_default = False
     """Whether it is the one that stands for no strategy."""
-    _has_run = False
+    _before_first_step: Callable[[], None] | None = None
+    """Warns of what can only be seen then."""
     _recovery: Recovery | None = None
     """What goes on when processes are lost, where that is possible."""
     journal: Journal | None = None
@@ -218,9 +219,9 @@ class Strategy(ABC):
         if kwargs is not None and type(kwargs) is not dict and not isinstance(kwargs, Mapping):
             raise TypeError(f"run: got kwargs={kwargs!r}; need a dict of arguments by name")
         context = self._require_across("run")
-        if not self._has_run:
-            self._has_run = True
-            self._before_first_step()
+        if self._before_first_step is not None:
+            check, self._before_first_step = self._before_first_step, None
+            check()
         if self._recovery is not None and (context is None or not context.depth):
             return self._recovery.run(fn, args, kwargs or {})
         return self._steps.run(0 if context is None else context.depth, fn, args, kwargs or {})
@@ -387,9 +388,6 @@ class Strategy(ABC):
         return distribute_from_function(
             dataset_fn, len(self._devices), place=self._place, options=options, **self._workers
         )
-
-    def _before_first_step(self) -> None:
-        """Warn of what can only be seen now."""
 
     @property
     def _takes_initial_values(self) -> bool:
