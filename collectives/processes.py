@@ -98,8 +98,10 @@ class Processes:
                     "start of the job — xpdistribute run --max-restarts does it from the last checkpoint"
                 )
             )
-        # The last line is what the others name in their errors.
-        text = "".join(traceback.format_exception(error)) + f"{type(error).__name__}: {error}"
+        text = "".join(traceback.format_exception(error)).rstrip()
+        last = f"{type(error).__name__}: {error}"
+        if not text.endswith(last):  # it has notes, and the last line is what the others name in their errors
+            text += f"\n{last}"
         follows = followed(error)
         self.channel.publish_failure(text, follows)
 
