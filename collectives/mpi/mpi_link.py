@@ -51,7 +51,7 @@ _ALIGNED = 16
 """Bytes on multiples of which arrays begin in what is brought to a meeting."""
 _MANY = 1024
 """Calls whose digest is remembered."""
-_AGREEMENT_TAG, _TRANSFER_TAG, _MAIL_TAG = 0, 64, 65
+_AGREEMENT_TAG, _TRANSFER_TAG, _MAIL_TAG, _MORE_TAGS = 0, 64, 65, 20_000
 _CLOSING = 5.0
 """Seconds that messages have to get to their receivers when the link is closed."""
 
@@ -116,6 +116,7 @@ class MpiLink(Link):
             else Agreement(self._mpi, self._own, self._look, _AGREEMENT_TAG, direct_up_to)
         )
         self._transfers = Transfers(self._mpi, self._own, self._look, _TRANSFER_TAG, largest_message)
+        self._largest, self._num_transfers = largest_message, 0
         self._mailbox = Mailbox(self._mpi, self._own, _MAIL_TAG, largest_message)
         self._memory = RecycledMemory(num_blocks=4)
         self._scratch_memory: Array = np.empty(0, np.uint8)
@@ -239,7 +240,7 @@ class MpiLink(Link):
         else:
             self._come(call, 0)
             data = targets[0] if source is None else source
-            with self._naming_mpi_errors():
+            with self.naming_mpi_errors():
                 self._transfers.broadcast(data, process, self._piece_bytes)
         for target in targets:
             if target is not data:
@@ -335,6 +336,11 @@ class MpiLink(Link):
         start = -block.ctypes.data % ALIGNMENT
         return block[start : start + num_bytes]
 
+    def fail(self, error: CollectiveError) -> None:
+        if self._broken is None:
+            self._broken = error
+            set_failed()
+
     def close(self) -> None:
         if self._closed:
             return
@@ -346,6 +352,42 @@ class MpiLink(Link):
         self._agreement.close()
         # Not a collective in Open MPI, MPICH and Intel MPI, where the last process to free it does what is left to do.
         self._own.Free()
+
+    # ------------------------------------------- for a link that is built upon it
+
+    def is_small(self, sources: Sequence[Array]) -> bool:
+        """Whether `fold` of such columns is one meeting, in which all bring all they have."""
+        return self._is_small(sum(_padded(source.nbytes) for source in sources))
+
+    def agree(self, call: Call, *, narrow: bool) -> bool:
+        """Meet the others, all of whom call this.
+
+        Args:
+            call: what is called.
+            narrow: whether a target here is narrower than the result.
+
+        Returns:
+            Whether any is; then all call `conclude` at the end.
+        """
+        self._begin(call)
+        return bool(self._come(call, 0, _NARROW if narrow else 0) & _NARROW)
+
+    def conclude(self, overflow: str) -> None:
+        """Raise OverflowError in all processes if any gives a reason to."""
+        self._conclude(overflow)
+
+    def transfers(self) -> Transfers:
+        """A way to send between processes that have agreed on what they do; all take theirs in the same order."""
+        self._num_transfers += 1
+        return Transfers(self._mpi, self._own, self._look, _MORE_TAGS + self._num_transfers, self._largest)
+
+    @contextmanager
+    def naming_mpi_errors(self) -> Iterator[None]:
+        """Make errors of MPI's to those of a link, which is broken then."""
+        try:
+            yield
+        except self._mpi.Exception as error:
+            self._break_for(error)
 
     # ----------------------------------------------------------------- meeting
 
@@ -377,15 +419,8 @@ class MpiLink(Link):
     def _run(
         self, receives: Iterable[tuple[Array, int]] = (), sends: Iterable[tuple[Array, int]] = ()
     ) -> None:
-        with self._naming_mpi_errors():
+        with self.naming_mpi_errors():
             self._transfers.run(receives, sends)
-
-    @contextmanager
-    def _naming_mpi_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except self._mpi.Exception as error:
-            self._break_for(error)
 
     def _digest(self, call: Call) -> bytes:
         if len(self._digests) >= _MANY:
@@ -445,7 +480,7 @@ class MpiLink(Link):
 
     def _learn(self, call: Call, op: ReduceOp, sources: Sequence[Sequence[Array]]) -> Rows:
         kinds = [(source.dtype, source.size) for source in sources[0]]
-        num_bytes = sum(-(-source.nbytes // _ALIGNED) * _ALIGNED for source in sources[0])
+        num_bytes = sum(_padded(source.nbytes) for source in sources[0])
         digest, agreement = self._digest(call), self._agreement
         if self._is_small(num_bytes):
             views = agreement.views(INLINE_BYTES) if agreement.is_direct else None
@@ -601,19 +636,16 @@ class MpiLink(Link):
                 self._break(watch.ended(number))
 
     def _break(self, error: CollectiveError) -> NoReturn:
-        self._broken = error
-        set_failed()
+        self.fail(error)
         raise _copied(error)
 
     def _break_for(self, error: Exception) -> NoReturn:
         """MPI itself says that something is wrong: with ULFM, that a process died."""
         text = f"{self._call}: MPI failed in process {self.process}: {error}"
-        if error.Get_error_class() == getattr(self._mpi, "ERR_PROC_FAILED", None):  # type: ignore[attr-defined]  # mpi4py's
-            self._broken = PeerFailedError(text)
-        else:
-            self._broken = CollectiveError(text)
-        set_failed()
-        raise _copied(self._broken) from error
+        died = error.Get_error_class() == getattr(self._mpi, "ERR_PROC_FAILED", None)  # type: ignore[attr-defined]  # mpi4py's
+        failure = PeerFailedError(text) if died else CollectiveError(text)
+        self.fail(failure)
+        raise _copied(failure) from error
 
     def _require_working(self) -> None:
         if self._broken is not None:
@@ -631,6 +663,10 @@ class MpiLink(Link):
 def _is_narrow(op: ReduceOp, source: Array, target: Array) -> bool:
     """Whether the result may not fit the target."""
     return op.result_dtype(source.dtype) != target.dtype
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNED) * _ALIGNED
 
 
 def _copied(error: CollectiveError) -> CollectiveError:

@@ -6,7 +6,7 @@ can't inside a collective of MPI's, and what comes of it is as fast.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -46,7 +46,7 @@ class Transfers:
         receives, sends = list(receives), list(sends)
         requests = [request for array, peer in receives for request in self._receive(array, peer)]
         requests += [request for array, peer in sends for request in self.start_send(array, peer)]
-        self._finish(requests, [peer for _, peer in (*receives, *sends)], (receives, sends))
+        self.finish(requests, [peer for _, peer in (*receives, *sends)], (receives, sends))
 
     def start_send(self, array: Array, peer: int) -> list[Any]:
         """The requests that send an array's bytes, to be given to `finish`; it must stay as it is until then."""
@@ -86,9 +86,16 @@ class Transfers:
                 self.run(receives=[(piece, parent)])
             for child in children:
                 under_way += self.start_send(piece, child)
-        self._finish(under_way, children, data)
+        self.finish(under_way, children, data)
 
-    def _finish(self, requests: list[Any], peers: list[int], arrays: Any) -> None:
+    def finish(self, requests: list[Any], peers: Sequence[int], arrays: Any) -> None:
+        """Wait until what was started has been done.
+
+        Args:
+            requests: of `start_send`.
+            peers: the processes that it depends on.
+            arrays: that MPI reads and writes.
+        """
         under_way = UnderWay(self._mpi, requests)
         try:
             under_way.wait(self._look, lambda: sorted(set(peers)))

@@ -13,9 +13,12 @@ import pytest
 
 from collectives import CollectiveError, Communicator
 from collectives.hierarchical import HierarchicalCommunicator
+from collectives.hosts_link import HostsLink
+from collectives.link import Link
 from collectives.mpi.library import world
 from collectives.mpi.mpi_link import MpiLink
 from collectives.rendezvous import Rendezvous
+from collectives.shared_memory.shared_memory_link import SharedMemoryLink
 from tests.processes import TIMEOUT, run_on_threads
 
 TESTS = "tests/collectives/test_communicators.py"
@@ -48,7 +51,7 @@ class _OnMpi:
         ]
 
     def _on_every_rank(self, body: Callable[[Communicator], Any]) -> list[Any]:
-        link = MpiLink(self._comm, self._counts, timeout=TIMEOUT, **self._options)
+        link = make_link(self._comm, self._counts, self._options)
         local = self._counts[link.process]
         rendezvous = Rendezvous(local, TIMEOUT)
         ends: list[Communicator] = [
@@ -68,6 +71,20 @@ class _OnMpi:
         return [result for results in outcomes for result in results]
 
 
+def make_link(comm: Any, counts: list[int], options: dict[str, Any]) -> Link:
+    """A link by MPI alone; or of several hosts, where this process has been told its own."""
+    if "XPDISTRIBUTE_HOST" not in os.environ:
+        return MpiLink(comm, counts, timeout=TIMEOUT, **options)
+    hosts = comm.allgather(os.environ["XPDISTRIBUTE_HOST"])
+    own = [process for process, host in enumerate(hosts) if host == hosts[comm.rank]]
+    inside = comm.Split(own[0])
+    between = MpiLink(comm, counts, timeout=TIMEOUT)
+    shared = SharedMemoryLink(
+        own.index(comm.rank), [counts[process] for process in own], inside.allgather, timeout=TIMEOUT
+    )
+    return HostsLink(shared, between, hosts, **options)
+
+
 def _that_travels(error: Exception) -> Exception:
     try:
         pickle.loads(pickle.dumps(error))
@@ -83,5 +100,5 @@ def main() -> None:
     plugin = _OnMpi([int(count) for count in counts.split("+")], eval(options))
     status = pytest.main(arguments, plugins=[plugin])
     sys.stdout.flush()
-    if status != 0:
+    if status != pytest.ExitCode.OK:
         os._exit(int(status))  # without waiting for ranks that may hang

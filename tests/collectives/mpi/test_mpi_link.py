@@ -45,7 +45,6 @@ def raised(kind: type[BaseException], call: Callable[[], object]) -> BaseExcepti
 # ------------------------------------------------------------------------------------------- numbers
 
 DTYPES = ["f2", "f4", "f8", "c8", "c16", "?", "i1", "u1", "i2", "i4", "i8", "u8", ml_dtypes.bfloat16]
-WIDE = {"i1": "i8", "i2": "i8", "?": "i8", "u1": "u8"}
 
 
 def left_fold(rows: Array, op: ReduceOp) -> Array:
@@ -463,7 +462,8 @@ def test_a_process_that_raises_ends_the_waiting_of_the_others_with_its_text(hub:
 
 def test_a_process_that_exits_with_a_status_ends_the_waiting_of_the_others(hub: Hub) -> None:
     run = finish_ranks(2, be_watched, arguments=[hub.address, "exit"], timeout=20)
-    assert run.returncode == 3, str(run)
+    # That of whichever mpiexec sees first: the other one, which caught the error, ends without MPI_Finalize.
+    assert run.returncode in (1, 3), str(run)
     assert re.match(r"PeerFailedError after [01] s: .*it ended with status 3", run.outputs[0]), str(run)
 
 
