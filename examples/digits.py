@@ -1,7 +1,7 @@
 """Learns to read handwritten digits, on as many replicas as you like.
 
-Run ``python -m examples.digits``; ``--help`` lists what can be changed. The network (`examples.mlp`)
-is plain NumPy. What makes a program for any strategy of it stands in `train`: variables made in the
+Run ``python -m examples.digits``, or ``xpdistribute run -n 2 -m examples.digits --strategy multi_worker`` for two
+processes; ``--help`` lists what can be changed. The network (`examples.mlp`) is plain NumPy. What makes a program for any strategy of it stands in `train`: variables made in the
 strategy's scope, a step that sees one replica's share of a batch, and a loop.
 
 The number of replicas does not change the result: from the same seed and global batch, every strategy
@@ -33,6 +33,7 @@ from strategies import (
     CheckpointError,
     CheckpointManager,
     MirroredStrategy,
+    MultiWorkerMirroredStrategy,
     OneDeviceStrategy,
     Strategy,
     all_reduce,
@@ -203,13 +204,20 @@ def go_on(manager: CheckpointManager, settings: dict[str, Any]) -> None:
 
 
 def make_strategy(name: str, num_replicas: int) -> Strategy:
-    """The strategy by its name: the only place where programs for one replica and for many differ."""
+    """The strategy by its name: the only place where programs for one replica and for many differ.
+
+    Args:
+        name: as on the command line.
+        num_replicas: of it; of each process, if there are several.
+    """
     devices = [f"cpu:{index}" for index in range(num_replicas)]
     match name:
         case "one_device":
             return OneDeviceStrategy(devices[0])
         case "central_storage":
             return CentralStorageStrategy(compute_devices=devices, parameter_device="cpu:0")
+        case "multi_worker":
+            return MultiWorkerMirroredStrategy(devices=devices)
         case _:
             return MirroredStrategy(devices)
 
@@ -227,17 +235,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             " — pip install 'xpdistribute[demo]'"
         )
 
-    console = Console(highlight=False, quiet=options.quiet)
+    strategy = make_strategy(options.strategy, options.replicas)
+    # Every process trains, and comes to the same figures; the chief shows them.
+    console = Console(highlight=False, quiet=options.quiet or not strategy.is_chief)
     steps_per_epoch = math.ceil(len(digits.train_labels) / options.batch_size)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
         TextColumn("{task.fields[numbers]}"),
     )
-    with (
-        make_strategy(options.strategy, options.replicas) as strategy,
-        Progress(*columns, console=console, expand=True) as progress,
-    ):
+    with strategy, Progress(*columns, console=console, expand=True) as progress:
         console.print(f"{len(digits.train_labels):,} digits to learn from, {strategy}")
         bar = progress.add_task("", total=options.epochs * steps_per_epoch, numbers="")
 
@@ -272,7 +279,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             hint = "" if options.checkpoint_dir is None else " — go on with --resume"
             sys.exit(f"digits: stopped by Ctrl-C; curves are saved after the last epoch only{hint}")
 
-    replicas = "1 replica" if options.replicas == 1 else f"{options.replicas} replicas"
+    if not strategy.is_chief:
+        return
+    count = strategy.num_replicas_in_sync
+    replicas = "1 replica" if count == 1 else f"{count} replicas"
     save_plot(history, options.plot, f"Handwritten digits, {options.strategy}, {replicas}")
     print(
         f"test accuracy {history.test_accuracies[-1]:.1%}, "

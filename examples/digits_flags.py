@@ -21,9 +21,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m examples.digits", description="Learn to read handwritten digits on several replicas."
     )
     add = parser.add_argument
-    strategies = ["one_device", "mirrored", "central_storage"]
+    strategies = ["one_device", "mirrored", "central_storage", "multi_worker"]
     add("--strategy", choices=strategies, default="mirrored", help="who runs the steps (default mirrored)")
-    add("--replicas", type=_count, metavar="N", help="how many share each batch (default 2, one_device 1)")
+    add(
+        "--replicas",
+        type=_count,
+        metavar="N",
+        help="how many share each batch (default 2, one_device 1); with multi_worker, of each process (default 1)",
+    )
     add("--epochs", type=_count, default=30, metavar="E", help="passes over the training set (default 30)")
     add("--batch-size", type=_count, default=64, metavar="G", help="examples in a global batch (default 64)")
     add("--optimizer", choices=["adam", "sgd"], default="adam", help="update rule (default adam)")
@@ -38,7 +43,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--quiet", action="store_true", help="show no progress bar")
     options = parser.parse_args(arguments)
     if options.replicas is None:
-        options.replicas = 1 if options.strategy == "one_device" else 2
+        options.replicas = 1 if options.strategy in ("one_device", "multi_worker") else 2
     if options.strategy == "one_device" and options.replicas > 1:
         parser.error(
             f"argument --replicas: got {options.replicas}; one_device runs 1"

@@ -46,6 +46,7 @@ def test_the_examples_are_all_run() -> None:
         "autograd_mlp",
         "custom_metrics",
         "digits",
+        "elastic",
         "jax_mlp",
         "linear_regression",
         "torch_cnn",
