@@ -7,13 +7,15 @@ can't be repeated; one shared by threads gives numbers that depend on who comes 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
 
+from collectives.calls import Call
 from variables.replica_context import Owner, ReplicaContext, ReplicaContextError, current
 
+_STATE = Call("ReplicaGenerators.state")
 _COMMON, _OWN, _ACROSS = range(3)
 """The first element of a stream's spawn key: which child of the seed it comes from."""
 
@@ -83,14 +85,47 @@ class ReplicaGenerators:
     def state(self) -> dict[str, Any]:
         """Where all streams are: dicts, lists, strings and integers, of up to 128 bits, which JSON can hold.
 
+        Under a strategy of several processes all of them must call it: a replica's own stream is where its process has drawn
+        from it. Of the stream across replicas it tells where the chief's is.
+
         Raises:
             RuntimeError: the replicas have drawn unequally from the common stream.
             ReplicaContextError: in a step.
         """
         self._require_outside("state")
-        common = [_state_of(generator) for generator in self._common]
-        for replica, other in enumerate(common):
-            if other != common[0]:
+        link = None if self._owner is None else self._owner.link
+        if link is None:
+            return self._state_with(self._drawn(range(self._size)), _state_of(self._across))
+        mine = range(link.first, link.first + link.counts[link.process])
+        across = _state_of(self._across)
+        assert self._owner is not None
+        told: Any = self._owner.across(
+            lambda: link.gather_objects(_STATE, [(drawn, across) for drawn in self._drawn(mine)])
+        )
+        return self._state_with([drawn for drawn, _ in told], told[0][1])
+
+    def state_for_newcomer(self) -> dict[str, Any]:
+        """What a process that joins is to begin with: this one's streams; not a collective.
+
+        Of the replicas in other processes it only knows where their streams began.
+        """
+        self._require_outside("state_for_newcomer")
+        link = None if self._owner is None else self._owner.link
+        first = 0 if link is None else link.first
+        common = _state_of(self._common[first])
+        own = [_state_of(generator) for generator in self._own]
+        return self._state_with([(common, one) for one in own], _state_of(self._across))
+
+    def _drawn(self, replicas: Iterable[int]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """The states of replicas' copies of the common stream and of their own ones."""
+        return [(_state_of(self._common[replica]), _state_of(self._own[replica])) for replica in replicas]
+
+    def _state_with(
+        self, drawn: Sequence[tuple[dict[str, Any], dict[str, Any]]], across: dict[str, Any]
+    ) -> dict[str, Any]:
+        common = drawn[0][0]
+        for replica, (other, _) in enumerate(drawn):
+            if other != common:
                 raise RuntimeError(
                     f"ReplicaGenerators.state: replica {replica} has made other draws from the common stream than replica 0; all "
                     "must make the same — use replica() for draws of a replica's own"
@@ -98,9 +133,9 @@ class ReplicaGenerators:
         return {
             "seed": list(self._seed),
             "num_replicas": self._size,
-            "across": _state_of(self._across),
-            "common": common[0],
-            "replicas": [_state_of(generator) for generator in self._own] + self._kept,
+            "across": across,
+            "common": common,
+            "replicas": [own for _, own in drawn] + self._kept,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
