@@ -21,7 +21,7 @@ from xpdistribute.rank_files import RankFiles, send
 if TYPE_CHECKING:
     from xpdistribute.events import Event, Regrouped
     from xpdistribute.hub import Hub
-    from xpdistribute.membership import Membership
+    from xpdistribute.membership import Decision, Membership
 
 _TO_START = 0.06
 """Seconds after which the hub is loaded if no rank has asked for it before: the start of the ranks needs the cores first."""
@@ -33,6 +33,8 @@ _TO_FAIL = 4.0
 """Seconds that mpiexec has to end the others when a rank has failed; some don't do it by themselves."""
 _TO_NOTICE = 1.0
 """Seconds that mpiexec has to end by itself when no rank is left, or the others when one has failed: some never do."""
+_TO_HEAR = 0.3
+"""Seconds that the hub has to tell what it knew of a process that has ended."""
 _LOOK_EVERY = 0.1
 """Seconds between looks at the ranks of an elastic job, as nothing else says when they have ended."""
 _LOOK_SELDOM = 1.0
@@ -138,7 +140,9 @@ class Attempt:
         self._first_failed: int | None = None
         self._members: Membership | None = None
         self._hub: Hub | None = None
-        self._declared: set[int] = set()  # ranks that ended without the hub
+        self._declared: set[int] = set()  # ranks whose end the hub was told
+        self._newcomers: dict[int, int] = {}  # the shells of those that have replaced ranks, by rank
+        self._ended_at: dict[int, float] = {}
         self._signal: int | None = None
         self._is_late = False
         self._is_closed = False
@@ -243,7 +247,7 @@ class Attempt:
         pid = self._spawn(self._files.command(self._program), environment)
         self._children[pid] = identify(pid)
         self._statuses.pop(process, None)
-        self._declared.discard(process)
+        self._newcomers[process] = pid
 
     # ------------------------------------------------------------ waiting
 
@@ -259,9 +263,9 @@ class Attempt:
                 self._poll.unregister(descriptor)
                 del self._sources[descriptor]
         self._reap()
-        self._look()
         while self._events:
             self._handle(self._events.popleft())
+        self._look()
         now = time.monotonic()
         if self._open_hub_at is not None and now >= self._open_hub_at:
             self._open_hub_at = None
@@ -298,8 +302,11 @@ class Attempt:
         return True
 
     def _take_ended(self) -> None:
-        for rank, status in self._files.read_ended():
+        for rank, status, group in self._files.read_ended():
+            if self._newcomers.get(rank, group) != group:
+                continue  # the one that has been replaced
             self._statuses[rank] = status
+            self._ended_at[rank] = time.monotonic()
             if status and self._first_failed is None:
                 self._first_failed = rank
             if status and not self._elastic:
@@ -333,6 +340,8 @@ class Attempt:
     # ------------------------------------------------------------ what the hub tells
 
     def _handle(self, event: Event | Regrouped) -> None:
+        from xpdistribute.events import Regrouped  # noqa: PLC0415  # as below
+
         if self._members is None:
             from xpdistribute.membership import Membership  # noqa: PLC0415  # loaded while the ranks start
 
@@ -341,7 +350,17 @@ class Attempt:
                 replacements=self._replacements,
                 host=None if self._is_local else own_host(),
             )
-        decision = self._members.handle(event)
+        self._obey(
+            self._members.handle(event, None if isinstance(event, Regrouped) else self._rank_of(event))
+        )
+
+    def _rank_of(self, event: Event) -> int | None:
+        pids = self._files.pids()
+        rank = next((rank for rank, (pid, _) in pids.items() if pid == event.pid), None)
+        # On other hosts, or before the processes have regrouped, the hub's numbers are the ranks.
+        return event.process if rank is None else rank
+
+    def _obey(self, decision: Decision) -> None:
         if decision.ends_job:
             self._end_by(time.monotonic() + _TO_FAIL)
         if decision.kill is not None:
@@ -356,15 +375,19 @@ class Attempt:
         """Tell the hub of ranks that ended without ever talking to it, while others wait for them."""
         if self._members is None or self._hub is None or not self._is_local:
             return
-        if all(rank in self._declared for rank in self._statuses):
-            return
-        pids = self._files.pids()
-        for rank, status in self._statuses.items():
-            if rank in self._declared or rank not in pids:
+        just_now = time.monotonic() - _TO_HEAR
+        pids = self._files.pids() if self._statuses else {}
+        for rank, status in list(self._statuses.items()):
+            if rank not in pids or self._ended_at[rank] > just_now or self._members.knows(pids[rank][0]):
                 continue
-            self._declared.add(rank)
             pid, _ = pids[rank]
-            if not self._members.knows(pid):
+            if rank in self._newcomers:
+                # The hub's numbers are others by now, and it may wait for nobody in this place.
+                if status:
+                    self._obey(self._members.newcomer_ended(rank, pid, status))
+                self._ended_at[rank] = float("inf")
+            elif rank not in self._declared:
+                self._declared.add(rank)
                 what = f"its process (pid {pid}) ended with status {status} without joining the job"
                 self._hub.declare_lost(rank, what)
 

@@ -16,7 +16,7 @@ class Loss(NamedTuple):
     """A process that the job has lost.
 
     Args:
-        process: its number; None for a newcomer.
+        process: its rank; None where it isn't known.
         pid: of it; 0 if it never came.
         host: of it; "" if it never came.
         text: what it said last; empty if it went without a word.
@@ -36,7 +36,7 @@ class Decision(NamedTuple):
     Args:
         ends_job: whether the others have to end too.
         kill: process id and identity of a process that does not answer, to be killed first.
-        replace: the number of a process to be started in its place.
+        replace: the rank in whose place another process is to be started.
         say: a line for the user.
     """
 
@@ -69,7 +69,7 @@ class Membership:
         self._replacements = replacements
         self._host = host
         self._standings: dict[int, _Standing] = {}  # by process id
-        self._replaced: dict[int, int] = {}  # how many times, by number
+        self._replaced: dict[int, int] = {}  # how many times, by rank
 
     @property
     def has_ended_well(self) -> bool:
@@ -80,8 +80,14 @@ class Membership:
         """Whether a process has ever joined."""
         return pid in self._standings
 
-    def handle(self, event: Event | Regrouped) -> Decision:
-        """Take in what has happened."""
+    def handle(self, event: Event | Regrouped, rank: int | None) -> Decision:
+        """Take in what has happened.
+
+        Args:
+            event: what.
+            rank: of the process, as the launcher numbers them: the same for all that take one place, while the hub's numbers
+                change when the processes regroup. None where it isn't known.
+        """
         if isinstance(event, Regrouped):
             # Those who are not among them are no longer waited for.
             self._standings = {pid: self._standings.get(pid, _Standing.HERE) for pid in event.pids}
@@ -90,36 +96,45 @@ class Membership:
         elif isinstance(event, Left):
             self._standings[event.pid] = _Standing.LEFT
         elif isinstance(event, (Failed, Lost, Silent)):
-            return self._lose(event)
+            return self._lose(event, rank)
         return Decision()
 
-    def _lose(self, event: Failed | Lost | Silent) -> Decision:
+    def newcomer_ended(self, rank: int, pid: int, status: int) -> Decision:
+        """Take in that a process which was to replace a rank has ended before it joined."""
+        return self._replace(
+            rank, f"rank {rank} (pid {pid}) ended with status {status} before it joined", None
+        )
+
+    def _lose(self, event: Failed | Lost | Silent, rank: int | None) -> Decision:
         if event.pid:
             self._standings[event.pid] = _Standing.GONE
         follows = isinstance(event, Failed) and event.follows is not None
         if self.first is None and not follows:
             text = "" if isinstance(event, Silent) else event.text
-            self.first = Loss(event.process, event.pid, event.host, text, isinstance(event, Lost))
+            self.first = Loss(rank, event.pid, event.host, text, isinstance(event, Lost))
         if not self._elastic:
             return Decision(ends_job=True)
         is_here = self._host is None or event.host in ("", self._host)
         kill = (event.pid, event.identity) if isinstance(event, Silent) and is_here and event.pid else None
-        if event.process is None:
+        if rank is None:
             return Decision(kill=kill)
         where = f" (pid {event.pid}, host {event.host})" if event.pid else ""
-        what = f"rank {event.process}{where} {_fate(event)}"
-        times = self._replaced.get(event.process, 0)
+        what = f"rank {rank}{where} {_fate(event)}"
         if not is_here:
             return Decision(
                 kill=kill,
                 say=f"{what}; none can be started in its place on another host than this, so the others go on without it",
             )
+        return self._replace(rank, what, kill)
+
+    def _replace(self, rank: int, what: str, kill: tuple[int, str] | None) -> Decision:
+        times = self._replaced.get(rank, 0)
         if times >= self._replacements:
             why = f"it has been replaced {times} times" if times else "--max-restarts is 0"
             return Decision(kill=kill, say=f"{what}; {why}, so the others go on without it")
-        self._replaced[event.process] = times + 1
+        self._replaced[rank] = times + 1
         say = f"{what}; another one is started in its place ({times + 1} of {self._replacements})"
-        return Decision(kill=kill, replace=event.process, say=say)
+        return Decision(kill=kill, replace=rank, say=say)
 
 
 def _fate(event: Failed | Lost | Silent) -> str:

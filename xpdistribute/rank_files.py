@@ -25,10 +25,10 @@ d=$1 elastic=$2 r={_RANK}; shift 2
 if [ "$r" = 0 ] && [ -p "$d/0.0" ]; then exec <"$d/0.0"; rm -f "$d/0.0"; else exec </dev/null; fi
 if [ -p "$d/2.$r" ]; then exec 3>"$d/2.$r"; else exec 3>&2; fi
 if [ -p "$d/1.$r" ]; then exec >"$d/1.$r"; else exec >/dev/null; fi
-exec 2>/dev/null
-{_SHELL} -c 'd=$1 r=$2; shift 2; echo $$ $PPID >"$d/pid.$r"; exec "$@"' xpdistribute "$d" "$r" "$@" 2>&3 3>&-
+exec 2>/dev/null # where the shell says "Killed"
+{_SHELL} -c 'exec 2>&3 3>&-; d=$1 r=$2; shift 2; echo $$ $PPID >"$d/pid.$r"; exec "$@"' xpdistribute "$d" "$r" "$@"
 s=$?
-echo "$r $s" >"$d/ended"
+echo "$r $s $$" >"$d/ended"
 [ "$elastic" = 0 ] && exit "$s"
 exit 0
 """
@@ -91,15 +91,16 @@ class RankFiles:
         elastic = "1" if self._elastic else "0"
         return [_SHELL, "-c", _LOCAL, "xpdistribute", self.folder, elastic, *program]
 
-    def read_ended(self) -> list[tuple[int, int]]:
-        """Rank and status of those that have ended since it was last called; 128 + N for signal N."""
+    def read_ended(self) -> list[tuple[int, int, int]]:
+        """Rank, status and process group of those that have ended since it was last called; 128 + N for signal N."""
         text = b""
         try:
             while data := os.read(self.ended, 1 << 12):
                 text += data  # in whole lines: each was written at once
         except BlockingIOError:
             pass
-        return [(int(rank), int(status)) for rank, status in map(bytes.split, text.splitlines())]
+        lines = (map(int, line.split()) for line in text.splitlines())
+        return [(rank, status, group) for rank, status, group in lines]
 
     def pids(self) -> dict[int, tuple[int, int]]:
         """The process id of each rank that has started, and that of its process group, by rank."""

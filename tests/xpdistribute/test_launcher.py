@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-RANK = "import os, sys, time, signal\nrank = int(os.environ['OMPI_COMM_WORLD_RANK'])\n"
+RANK = """import os, sys, time, signal
+rank = int(os.environ.get("XPDISTRIBUTE_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+"""
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("mpi4py") is None, reason="needs xpdistribute[mpi], which brings mpiexec"
@@ -174,7 +176,10 @@ def test_the_status_of_the_rank_is_that_of_the_job(script: Script) -> None:
 def test_a_killed_rank_gives_128_and_the_signal(script: Script) -> None:
     done = run("-n", "2", script("if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(25)"))
     assert done.returncode == 137
-    assert re.search(r"rank 1 \(pid \d+, host \S+\) was killed by SIGKILL", done.stderr), done.stderr
+    assert re.fullmatch(
+        r"xpdistribute run: rank 1 \(pid \d+, host \S+\) was killed by SIGKILL; the others were ended\n",
+        done.stderr,
+    )
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -333,3 +338,93 @@ def test_wrong_usage_is_named_and_starts_nothing(arguments: list[str], words: st
     assert done.returncode == 2
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+# ---------------------------------------------------------------- elastic jobs
+
+MEMBER = """
+sys.path.insert(0, {root!r})
+from collectives.channel import Channel
+
+host, pids = os.uname().nodename, sys.argv[1]
+number = rank
+is_new = os.environ.get("XPDISTRIBUTE_JOIN") == "1"
+channel = Channel.connect(
+    os.environ["XPDISTRIBUTE_HUB"], os.environ["XPDISTRIBUTE_TOKEN"], None if is_new else number,
+    host=host, size=None if is_new else int(os.environ["XPDISTRIBUTE_SIZE"]), join=is_new, timeout=20.0,
+)
+channel.install_hooks()
+if is_new:
+    channel.regroup("new", True, 20.0)
+    print("new", number, flush=True)
+else:
+    channel.gather("begin", number, 20.0)
+    open(f"{{pids}}/rank.{{number}}", "w").write(str(os.getpid()))
+    end = time.monotonic() + 20
+    while channel.num_processes == 3 and channel.failure is None:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    while channel.num_processes < 3 or channel.failure is not None:
+        assert time.monotonic() < end
+        channel.regroup("old", True, 20.0)
+        time.sleep(0.01)
+channel.gather("end", number, 20.0)
+print("end", number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_dead_rank_of_an_elastic_job_is_replaced(
+    script: Script, tmp_path: Path, number: signal.Signals
+) -> None:
+    program = script(MEMBER.format(root=str(ROOT)))
+    process = start("-n", "3", "--elastic", "--all-output", program, str(tmp_path))
+    os.kill(pids_in(tmp_path, 3)[1], number)
+    out, err = process.communicate(timeout=25)
+    assert process.returncode == 0, err
+    assert sorted(out.splitlines()) == ["end 0", "end 1", "end 2", "new 1"]
+    assert re.search(
+        r"rank 1 \(pid \d+, host \S+\) has died; another one is started in its place \(1 of 3\)", err
+    ), err
+
+
+def test_a_rank_that_ends_with_status_1_does_not_end_an_elastic_job(script: Script) -> None:
+    done = run(
+        "-n",
+        "3",
+        "--elastic",
+        "--all-output",
+        script("if rank == 1: os._exit(1)\ntime.sleep(1)\nprint(rank)"),
+    )
+    assert sorted(done.stdout.split()) == ["0", "2"]
+    assert done.returncode == 0
+
+
+def test_nobody_is_replaced_if_no_restart_is_allowed(script: Script, tmp_path: Path) -> None:
+    alone = MEMBER.replace("channel.num_processes < 3 or", "").replace("True, 20.0)", "False, 20.0)")
+    program = script(alone.format(root=str(ROOT)))
+    process = start("-n", "3", "--elastic", "--max-restarts", "0", "--all-output", program, str(tmp_path))
+    os.kill(pids_in(tmp_path, 3)[2], signal.SIGKILL)
+    out, err = process.communicate(timeout=25)
+    assert process.returncode == 0, err
+    assert sorted(out.splitlines()) == ["end 0", "end 1"]
+    assert "--max-restarts is 0, so the others go on without it" in err
+
+
+def test_a_replacement_that_can_not_start_is_told_and_not_tried_for_ever(
+    script: Script, tmp_path: Path
+) -> None:
+    alone = MEMBER.replace("channel.num_processes < 3 or", "").replace("True, 20.0)", "False, 20.0)")
+    alone = "if 'XPDISTRIBUTE_JOIN' in os.environ: sys.exit(9)\n" + alone + "time.sleep(3)\n"
+    program = script(alone.format(root=str(ROOT)))
+    process = start("-n", "3", "--elastic", "--max-restarts", "2", "--all-output", program, str(tmp_path))
+    os.kill(pids_in(tmp_path, 3)[2], signal.SIGKILL)
+    out, err = process.communicate(timeout=25)
+    assert process.returncode == 0, err
+    assert sorted(out.splitlines()) == ["end 0", "end 1"]
+    said = [line.partition(" (pid")[2].partition(") ")[2] for line in err.splitlines()]
+    assert said == [
+        "has died; another one is started in its place (1 of 2)",
+        "ended with status 9 before it joined; another one is started in its place (2 of 2)",
+        "ended with status 9 before it joined; it has been replaced 2 times, so the others go on without it",
+    ]
