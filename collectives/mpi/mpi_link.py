@@ -11,6 +11,7 @@ import copy
 import hashlib
 import math
 import pickle
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar, final
@@ -52,6 +53,8 @@ _ALIGNED = 16
 _MANY = 1024
 """Calls whose digest is remembered."""
 _AGREEMENT_TAG, _TRANSFER_TAG, _MAIL_TAG, _MORE_TAGS = 0, 64, 65, 20_000
+_RECENT = 8
+"""Calls that a report shows."""
 _CLOSING = 5.0
 """Seconds that messages have to get to their receivers when the link is closed."""
 
@@ -108,6 +111,7 @@ class MpiLink(Link):
         self._sequence = 0
         self._call: Call | None = Call("the making of an MpiLink")
         self._is_waiting = False
+        self._recent: deque[Call] = deque(maxlen=_RECENT)
         self._own: Any = None
         self._own = self._duplicate(comm)
         self._agreement = (
@@ -134,6 +138,7 @@ class MpiLink(Link):
             "seq": self._sequence,
             "call": None if call is None else str(call),
             "waiting": self._is_waiting,
+            "recent": [str(one) for one in list(self._recent)],
         }
 
     @property
@@ -395,6 +400,7 @@ class MpiLink(Link):
         if self._broken is not None:
             self._require_working()
         self._call = call
+        self._recent.append(call)
         self._sequence += 1
 
     def _come(self, call: Call, num_bytes: int, flags: int = 0) -> int:
