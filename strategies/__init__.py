@@ -57,6 +57,7 @@ from strategies.datasets import DistributedDatasetFromFunction as DistributedDat
 from strategies.datasets import InputContext as InputContext
 from strategies.datasets import InputOptions as InputOptions
 from strategies.datasets import InputReplicationMode as InputReplicationMode
+from strategies.datasets import OnUneven as OnUneven
 from strategies.datasets import OutOfRangeError as OutOfRangeError
 from strategies.datasets import from_arrays as from_arrays
 from strategies.datasets import from_generator as from_generator
@@ -122,6 +123,7 @@ if _TYPE_CHECKING:
     from strategies.checkpoints import about_checkpoint as about_checkpoint
     from strategies.checkpoints import latest_checkpoint as latest_checkpoint
     from strategies.checkpoints import load_checkpoint as load_checkpoint
+    from strategies.checkpoints import run_with_restarts as run_with_restarts
     from strategies.logging import ScalarLogger as ScalarLogger
     from strategies.normalization import SyncBatchNorm as SyncBatchNorm
     from strategies.normalization import sync_moments as sync_moments
@@ -133,7 +135,7 @@ if _TYPE_CHECKING:
     from strategies.tracing import span as span
 
 _LATER = {
-    "strategies.checkpoints": "Checkpoint CheckpointError CheckpointManager CheckpointMismatchError PartialRestoreWarning PendingSave RestoreStatus Stateful about_checkpoint latest_checkpoint load_checkpoint",
+    "strategies.checkpoints": "Checkpoint CheckpointError CheckpointManager CheckpointMismatchError PartialRestoreWarning PendingSave RestoreStatus Stateful about_checkpoint latest_checkpoint load_checkpoint run_with_restarts",
     "strategies.logging": "ScalarLogger",
     "strategies.normalization": "SyncBatchNorm sync_moments",
     "strategies.printing": "print",

@@ -418,6 +418,7 @@ class Strategy(ABC):
         if link is None:
             return {}
         return {
+            "link": link,
             "num_input_pipelines": link.num_processes,
             "input_pipeline_id": link.process,
             "num_replicas_in_sync": link.size,

@@ -79,9 +79,9 @@ class Job:
                     os.kill(self._pids[number], signal.SIGUSR1)  # its stacks go to stderr
                     failures[number] = f"did not come back within {self._timeout:g} s"
                 time.sleep(0.2)
-            for pipe in ready:
-                assert isinstance(pipe, Connection)
-                number = self._pipes.index(pipe)
+            for number, pipe in enumerate(self._pipes):
+                if pipe not in ready:
+                    continue
                 try:
                     is_good, value = pickle.loads(pipe.recv_bytes())
                 except EOFError:
@@ -162,12 +162,14 @@ def _serve(pipe: Connection, inherited: Callable[..., Any] | None) -> NoReturn:
     status = 1
     try:
         # The timers of faulthandler are no use here: in a forked child of pytest they wait for a thread that is not there.
-        faulthandler.register(signal.SIGUSR1, sys.__stderr__, all_threads=True)
+        faulthandler.register(signal.SIGUSR1, 2, all_threads=True)
         os.environ.update(pickle.loads(pipe.recv_bytes()))
         while True:
             function, args = pickle.loads(pipe.recv_bytes())
             try:
-                answer = pickle.dumps((True, (function or inherited)(*args)))
+                called = inherited if function is None else function
+                assert called is not None
+                answer = pickle.dumps((True, called(*args)))
             except BaseException:  # noqa: BLE001  # raised in the test
                 answer = pickle.dumps((False, traceback.format_exc()))
             pipe.send_bytes(answer)

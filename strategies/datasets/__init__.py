@@ -16,6 +16,7 @@ from strategies.datasets.input_options import AutoShardPolicy as AutoShardPolicy
 from strategies.datasets.input_options import InputContext as InputContext
 from strategies.datasets.input_options import InputOptions as InputOptions
 from strategies.datasets.input_options import InputReplicationMode as InputReplicationMode
+from strategies.datasets.input_options import OnUneven as OnUneven
 from strategies.datasets.splitting import split_sizes as split_sizes
 from strategies.datasets.stage import INFINITE_CARDINALITY as INFINITE_CARDINALITY
 from strategies.datasets.stage import UNKNOWN_CARDINALITY as UNKNOWN_CARDINALITY

@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import final
 
+from collectives.link import Link
 from strategies.datasets.dataset import Dataset, from_generator, length
 from strategies.datasets.dataset_iterator import DatasetIterator, Epochs
 from strategies.datasets.elements import Element, count_rows, flatten, unflatten
-from strategies.datasets.input_options import AutoShardPolicy, InputOptions, InputReplicationMode
+from strategies.datasets.input_options import AutoShardPolicy, InputOptions, InputReplicationMode, OnUneven
 from strategies.datasets.local_replicas import LocalReplicas, Place, keep, refuse_in_replica
 from strategies.datasets.splitting import share_bounds, share_sizes
-from strategies.datasets.stage import Stage, Traits
+from strategies.datasets.stage import UNKNOWN_CARDINALITY, Stage, Traits
+from strategies.datasets.workers_in_step import in_step
 
 
 @final
@@ -44,6 +46,7 @@ class DistributedDataset:
         first_replica_id: int | None = None,
         numbers: Callable[[], tuple[int, int, int, int]] | None = None,
         before_next: Callable[[], None] = refuse_in_replica,
+        link: Link | None = None,
     ) -> None:
         """Describes the distribution; nothing is iterated yet.
 
@@ -52,7 +55,7 @@ class DistributedDataset:
             num_replicas: replicas of this process.
             place: moves a share to its replica's device.
             wrap: whether leaves are PerReplica; by default if there is more than one replica in all.
-            options: how shares reach the devices.
+            options: how shares reach the devices, and what happens when only some replicas have data left.
             auto_shard_policy: which part of the data this worker sees; by default as the dataset says.
             num_input_pipelines: workers, each with this dataset.
             input_pipeline_id: which worker this is.
@@ -60,6 +63,7 @@ class DistributedDataset:
             first_replica_id: the global id of this process's first replica, by default likewise.
             numbers: these numbers as they are now, where they may change; as `LocalReplicas` has them.
             before_next: called before each element.
+            link: to the other workers, which then all call this; by it they make equally many steps.
 
         Raises:
             NotImplementedError: replication mode PER_REPLICA, which only a dataset function can have.
@@ -91,7 +95,8 @@ class DistributedDataset:
         if num_input_pipelines > 1:
             _require_shardable(policy, known, replicas)
         sees_all = num_input_pipelines > 1 and policy is AutoShardPolicy.OFF
-        self._stage = _Split(dataset.stage, replicas, sees_all)
+        self._split = _Split(dataset.stage, replicas, sees_all, options.uneven)
+        self._stage = in_step(self._split, link, replicas, options.uneven, policy, "distribute_dataset")
         self._epochs = Epochs()
 
     @property
@@ -113,7 +118,7 @@ class DistributedDataset:
     def per_replica_batch_sizes(self) -> tuple[int, ...] | None:
         """Rows that each local replica gets of a full batch, in a first step; None if nobody can tell."""
         rows = self.global_batch_size
-        return None if rows is None else self._stage.share_sizes(rows)
+        return None if rows is None else self._split.share_sizes(rows)
 
     def __iter__(self) -> DatasetIterator:
         return DatasetIterator(self._stage, self._epochs, before_next=self._before_next)
@@ -142,11 +147,13 @@ class _Split(Stage):
         sees_all: whether this worker works through all shares of a batch, in as many steps as there are
             workers. Its sizes then begin with those of its own replicas, so that all workers' shares in a
             step together are one batch's size.
+        on_uneven: what happens with a batch of fewer rows than there are replicas.
     """
 
     inner: Stage
     replicas: LocalReplicas
     sees_all: bool
+    on_uneven: OnUneven
 
     @property
     def traits(self) -> Traits:
@@ -154,6 +161,8 @@ class _Split(Stage):
         cardinality = (
             known.cardinality * self._steps_per_batch if known.cardinality > 0 else known.cardinality
         )
+        if self.on_uneven is OnUneven.STOP and self.replicas.num_total > 1 and cardinality:
+            cardinality = UNKNOWN_CARDINALITY  # how many rows a last batch has is not known before
         return replace(known, cardinality=cardinality)
 
     def open(self, epoch: int, skip: int) -> Iterator[Element]:
@@ -192,6 +201,13 @@ class _Split(Stage):
                 )
                 continue
             rows = count_rows(leaves, structure, "distribute_dataset", "batch() the dataset first")
+            if rows < replicas.num_total and self.on_uneven is not OnUneven.CONTINUE:
+                if self.on_uneven is OnUneven.STOP:
+                    return
+                raise ValueError(
+                    f"distribute_dataset: got a batch of {rows} rows for {replicas.num_total} replicas and on_uneven='error'; need a "
+                    "row for each — batch(..., drop_remainder=True), or on_uneven='continue', which makes empty shares"
+                )
             bounds = share_bounds(rows, replicas.num_total, rotation)
             for shares in rounds:
                 parts = [slice(bounds[share], bounds[share + 1]) for share in shares]

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
+from collectives.link import Link
 from strategies.datasets.dataset import Dataset, from_generator, length
 from strategies.datasets.dataset_iterator import DatasetIterator, Epochs
 from strategies.datasets.elements import Element, flatten, unflatten
-from strategies.datasets.input_options import InputContext, InputOptions, InputReplicationMode
+from strategies.datasets.input_options import InputContext, InputOptions, InputReplicationMode, OnUneven
 from strategies.datasets.local_replicas import LocalReplicas, Place, keep, refuse_in_replica
-from strategies.datasets.stage import Stage, Traits
+from strategies.datasets.stage import UNKNOWN_CARDINALITY, Stage, Traits
+from strategies.datasets.workers_in_step import in_step
 
 
 @final
@@ -23,9 +25,18 @@ class DistributedDatasetFromFunction:
     replicas get arrays of length 0.
     """
 
-    def __init__(self, pipelines: Sequence[Dataset], replicas: LocalReplicas) -> None:
+    def __init__(
+        self,
+        pipelines: Sequence[Dataset],
+        replicas: LocalReplicas,
+        on_uneven: OnUneven = OnUneven.CONTINUE,
+        link: Link | None = None,
+    ) -> None:
         """As `distribute_from_function`, with the datasets made already: one for all local replicas, or one each."""
-        self._stage = _Dealt(tuple(dataset.stage for dataset in pipelines), replicas)
+        self._dealt = _Dealt(tuple(dataset.stage for dataset in pipelines), replicas, on_uneven)
+        self._stage = in_step(
+            self._dealt, link, replicas, on_uneven, None, "distribute_datasets_from_function"
+        )
         self._epochs = Epochs()
 
     @property
@@ -41,8 +52,8 @@ class DistributedDatasetFromFunction:
     @property
     def per_replica_batch_sizes(self) -> tuple[int | None, ...]:
         """Rows of a full batch of each local replica, None where nobody can tell."""
-        sizes = [pipeline.traits.batch_size for pipeline in self._stage.pipelines]
-        return tuple(sizes * self._stage.turns)
+        sizes = [pipeline.traits.batch_size for pipeline in self._dealt.pipelines]
+        return tuple(sizes * self._dealt.turns)
 
     def __iter__(self) -> DatasetIterator:
         return DatasetIterator(self._stage, self._epochs, before_next=refuse_in_replica)
@@ -71,6 +82,7 @@ def distribute_from_function(
     input_pipeline_id: int = 0,
     num_replicas_in_sync: int | None = None,
     first_replica_id: int | None = None,
+    link: Link | None = None,
 ) -> DistributedDatasetFromFunction:
     """Call ``dataset_fn`` for this process's pipelines, and deal out what they give.
 
@@ -80,11 +92,13 @@ def distribute_from_function(
         num_replicas: replicas of this process.
         place: moves an array to its replica's device.
         wrap: whether leaves are PerReplica; by default if there is more than one replica in all.
-        options: how arrays reach the devices, and how often the function is called.
+        options: how arrays reach the devices, how often the function is called, and what happens when only some
+            replicas have data left.
         num_input_pipelines: workers.
         input_pipeline_id: which worker this is.
         num_replicas_in_sync: replicas of all workers; by default as many on each as here.
         first_replica_id: the global id of this process's first replica, by default likewise.
+        link: to the other workers, which then all call this; by it they make equally many steps.
 
     Raises:
         TypeError: ``dataset_fn`` doesn't return an iterable.
@@ -119,7 +133,7 @@ def distribute_from_function(
                 "another iterable of elements — return it"
             )
         pipelines.append(made if isinstance(made, Dataset) else from_generator(made))
-    return DistributedDatasetFromFunction(pipelines, replicas)
+    return DistributedDatasetFromFunction(pipelines, replicas, options.uneven, link)
 
 
 _MISSING = object()
@@ -133,10 +147,12 @@ class _Dealt(Stage):
     Attributes:
         pipelines: one, whose elements go round, or one for each replica.
         replicas: who gets them.
+        on_uneven: what happens in a round with elements for some of them only.
     """
 
     pipelines: tuple[Stage, ...]
     replicas: LocalReplicas
+    on_uneven: OnUneven
 
     @property
     def turns(self) -> int:
@@ -147,9 +163,14 @@ class _Dealt(Stage):
     def traits(self) -> Traits:
         known = [pipeline.traits for pipeline in self.pipelines]
         cardinalities = [traits.cardinality for traits in known]
-        longest = max(cardinalities) if min(cardinalities) >= 0 else min(cardinalities)
+        stops = self.on_uneven is OnUneven.STOP
+        of_all = max(cardinalities) if min(cardinalities) >= 0 else min(cardinalities)
+        if stops and UNKNOWN_CARDINALITY not in cardinalities:
+            of_all = min((length for length in cardinalities if length >= 0), default=of_all)
+        if of_all > 0:
+            of_all = of_all // self.turns if stops else -(-of_all // self.turns)
         return Traits(
-            cardinality=-(-longest // self.turns) if longest > 0 else longest,
+            cardinality=of_all,
             shuffle_seeds=tuple(seed for traits in known for seed in traits.shuffle_seeds),
             unseeded=any(traits.unseeded for traits in known),
             one_shot=any(traits.one_shot for traits in known),
@@ -162,6 +183,8 @@ class _Dealt(Stage):
     def _steps(self, elements: list[Iterator[Element]]) -> Iterator[Element]:
         for step in itertools.zip_longest(*elements, fillvalue=_MISSING):
             whole = all(element is not _MISSING for element in step)
+            if not whole and self.on_uneven is OnUneven.STOP:
+                return
             yield self._joined(step if whole else self._filled_up(step))
 
     def _joined(self, step: Sequence[Element]) -> Element:
@@ -179,6 +202,12 @@ class _Dealt(Stage):
     def _filled_up(self, step: Sequence[Element]) -> list[Element]:
         """The step with empty batches for the replicas that have none."""
         present = [element for element in step if element is not _MISSING]
+        if self.on_uneven is OnUneven.ERROR:
+            raise ValueError(
+                f"distribute_datasets_from_function: the last round has elements for {len(present)} of "
+                f"{self.replicas.num_local} replicas, and on_uneven is 'error'; need whole rounds — or on_uneven='continue', which "
+                "gives the others empty batches, or 'stop'"
+            )
         leaves, structure = flatten(present[0])
         if not all(getattr(leaf, "shape", ()) for leaf in leaves):
             raise ValueError(

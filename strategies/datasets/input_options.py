@@ -52,6 +52,27 @@ class InputReplicationMode(Enum):
 
 
 @final
+class OnUneven(Enum):
+    """What happens at the first step for which some replicas have data left, and some have none."""
+
+    CONTINUE = "continue"
+    """Those without get empty arrays, until nobody has data left: no data is lost."""
+    STOP = "stop"
+    """The data ends there, for all."""
+    ERROR = "error"
+    """A ValueError, on all."""
+
+    @classmethod
+    def parse(cls, choice: OnUneven | str) -> OnUneven:
+        """The member, or the member of that name in any case.
+
+        Raises:
+            ValueError: no such choice.
+        """
+        return parse_member(cls, choice, "on_uneven")
+
+
+@final
 @dataclass(frozen=True)
 class InputOptions:
     """Options of `distribute_dataset` and `distribute_datasets_from_function`, spelled as tf.distribute's.
@@ -62,17 +83,20 @@ class InputOptions:
         experimental_replication_mode: a member of `InputReplicationMode` or its name.
         experimental_place_dataset_on_device: accepted for the sake of ported code; pipelines run on the host.
         experimental_per_replica_buffer_size: accepted likewise; `Dataset.prefetch` is what reads ahead.
+        on_uneven: a member of `OnUneven` or its name.
 
     Raises:
-        ValueError: no such mode, or a buffer size below 1.
+        ValueError: no such mode or choice, or a buffer size below 1.
     """
 
     experimental_fetch_to_device: bool = True
     experimental_replication_mode: InputReplicationMode | str = InputReplicationMode.PER_WORKER
     experimental_place_dataset_on_device: bool = False
     experimental_per_replica_buffer_size: int = 1
+    on_uneven: OnUneven | str = OnUneven.CONTINUE
 
     def __post_init__(self) -> None:
+        OnUneven.parse(self.on_uneven)
         InputReplicationMode.parse(self.experimental_replication_mode)
         if self.experimental_per_replica_buffer_size < 1:
             raise ValueError(
@@ -84,6 +108,11 @@ class InputOptions:
     def replication_mode(self) -> InputReplicationMode:
         """`experimental_replication_mode` as a member."""
         return InputReplicationMode.parse(self.experimental_replication_mode)
+
+    @property
+    def uneven(self) -> OnUneven:
+        """`on_uneven` as a member."""
+        return OnUneven.parse(self.on_uneven)
 
 
 @final

@@ -22,6 +22,8 @@ def even_shares(case: Case, evaluate: Evaluate) -> Encoded:
     expect = case["expect"]
     if not found:
         return UNCONCERNED
+    if case.get("workers", 1) > 1:
+        return _on_workers(case, found[0])
     if any(op.name == "ds_options" and op.args[1] == "OFF" for op in operations(case)):
         # Its steps run over the ends of batches, which have to be found again.
         sizes = _batch_lengths(found[0].args[0], found[0].names)
@@ -29,6 +31,72 @@ def even_shares(case: Case, evaluate: Evaluate) -> Encoded:
             return UNCONCERNED
         expect = {"list": _in_batches(expect["list"], sizes)}
     return _split_again(expect, case["replicas"])
+
+
+def _on_workers(case: Case, op: Operation) -> Encoded:
+    """As `even_shares`, of what each of several workers sees."""
+    own = case["expect"].get("list")
+    if own is None:
+        return UNCONCERNED
+    if not any(other.name == "ds_options" and other.args[1] == "OFF" for other in operations(case)):
+        return {"list": _split_over(own, case["replicas"])}
+    sizes = _batch_lengths(op.args[0], op.names)
+    if sizes is None or not is_call(case["steps"][-1], "iterate"):
+        return UNCONCERNED
+    local = case["replicas"] // len(own)
+    return {
+        "list": [
+            _all_shares(steps["list"], sizes, case["replicas"], w * local, local)
+            for w, steps in enumerate(own)
+        ]
+    }
+
+
+def _all_shares(
+    steps: Sequence[Encoded], sizes: Sequence[int], num_shares: int, rotation: int, num_local: int
+) -> Encoded:
+    """The steps of a worker that sees everything: each batch in as many shares as all replicas, beginning with its own sizes."""
+    first = steps[0]
+    if "per_replica" not in first:
+        (kind,) = set(first) & {"tuple", "list", "dict", "fields"}
+        keys = list(first[kind]) if isinstance(first[kind], dict) else range(len(first[kind]))
+        columns = {
+            key: _all_shares([step[kind][key] for step in steps], sizes, num_shares, rotation, num_local)[
+                "list"
+            ]
+            for key in keys
+        }
+        elements = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        made = [{**first, kind: e if isinstance(first[kind], dict) else list(e.values())} for e in elements]
+        return {"list": made}
+    rows = _joined([part for step in steps for part in step["per_replica"]])
+    shares = []
+    at = 0
+    for length in sizes:
+        size, rest = divmod(length, num_shares)
+        for share in range(num_shares):
+            stop = at + size + ((share + rotation) % num_shares < rest)
+            shares.append(_encode(rows[at:stop]))
+            at = stop
+    starts = range(0, len(shares), num_local)
+    return {"list": [{"per_replica": shares[start : start + num_local]} for start in starts]}
+
+
+def _split_over(workers: Sequence[Encoded], num_replicas: int) -> list[Encoded]:
+    """As `_split_again`, of a PerReplica whose components are spread over workers: their results, by worker."""
+    first = workers[0]
+    if isinstance(first, list) and all(isinstance(w, list) and len(w) == len(first) for w in workers):
+        columns = [_split_over(column, num_replicas) for column in zip(*workers, strict=True)]
+        return [list(row) for row in zip(*columns, strict=True)] if columns else list(workers)
+    if not isinstance(first, dict) or not all(isinstance(w, dict) and set(w) == set(first) for w in workers):
+        return list(workers)
+    parts = [part for worker in workers for part in worker.get("per_replica", [])]
+    if not parts or not all(isinstance(part, dict) and isinstance(part.get("a"), list) for part in parts):
+        split = {key: _split_over([w[key] for w in workers], num_replicas) for key in first}
+        return [{key: split[key][w] for key in first} for w in range(len(workers))]
+    shares = _split_again({"per_replica": parts}, num_replicas)["per_replica"]
+    local = num_replicas // len(workers)
+    return [{"per_replica": shares[w * local : (w + 1) * local]} for w in range(len(workers))]
 
 
 def _batch_lengths(dataset: Expression, names: Names) -> list[int] | None:

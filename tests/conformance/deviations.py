@@ -22,6 +22,7 @@ from tests.conformance.our_results import (
     clipped_before,
     different_calls,
     empty_structure,
+    first_of_all,
     hierarchical_odd,
     leaf_by_leaf,
     literal_summed,
@@ -94,6 +95,12 @@ DEVIATIONS = (
         "TensorFlow takes replica 0's value and drops the others silently",
         "a ValueError that says how to reduce the value first",
         by(central_update),
+    ),
+    Deviation(
+        "the first replica of several workers",
+        "TensorFlow takes the first replica of each worker, so that the workers' copies differ",
+        "replica 0 of all, on every worker",
+        by(first_of_all),
     ),
     Deviation(
         "different calls on different replicas",

@@ -72,6 +72,25 @@ def add_across_on_read_sum(op: Operation) -> Expression | None:
     return ["seq", ["update", variable, change, ["list", once]], ["read", variable]]
 
 
+def first_of_all(op: Operation) -> Expression | None:
+    """What a variable takes from its first replica, on several workers: from the first of all, not of each."""
+    if op.case.get("workers", 1) == 1 or not op.has_copies:
+        return None
+    kind = op.variable() if op.name in (*_DENSE, "read") else None
+    if op.name in _DENSE and op.view is View.REPLICA and kind == ("ON_WRITE", "ONLY_FIRST_REPLICA"):
+        first = ["all_reduce", "SUM", _of_first(op, op.args[1])]
+        return [op.name, op.args[0], first, *op.args[2:]]
+    if op.name == "read" and op.view is View.ACROSS and kind == ("ON_READ", "ONLY_FIRST_REPLICA"):
+        return ["reduce", "SUM", ["run", ["fn", [], _of_first(op, ["value", op.args[0]])]], None]
+    return None
+
+
+def _of_first(op: Operation, value: Expression) -> Expression:
+    """Replica 0's value there, and nothing on the others: the sum of all is what replica 0 has."""
+    nothing = ["sub", value, value]
+    return ["pick", value, *[nothing] * (op.num_replicas - 1)]
+
+
 def literal_summed(op: Operation) -> Expression | None:
     """A Python number that all replicas write to a variable which sums."""
     writes = op.name in _DENSE and op.view is View.REPLICA and op.is_mirrored
@@ -167,12 +186,29 @@ def other_reductions(case: Case, evaluate: Evaluate) -> Encoded:
 
     changed = rewritten(case, rule)
     parts = evaluate(changed) if changed is not None else None
-    if len(found) != 1 or not isinstance(parts, dict) or "per_replica" not in parts:
+    components = _components(parts, case)
+    if len(found) != 1 or not all(isinstance(part, dict) and "a" in part for part in components):
+        return UNCONCERNED
+    if not components:
         return UNCONCERNED
     name, ufunc = found[0]
-    arrays = [np.array(part["a"], part["dtype"]) for part in parts["per_replica"]]
-    result = {"a": ufunc.reduce(arrays).tolist(), "dtype": parts["per_replica"][0]["dtype"]}
+    arrays = [np.array(part["a"], part["dtype"]) for part in components]
+    result = {"a": ufunc.reduce(arrays).tolist(), "dtype": components[0]["dtype"]}
+    if case.get("workers", 1) > 1:
+        local = len(arrays) // case["workers"]
+        own = result if name == "reduce" or local == 1 else {"per_replica": [result] * local}
+        return {"list": [own] * case["workers"]}
     return result if name == "reduce" else {"per_replica": [result] * len(arrays)}
+
+
+def _components(parts: Encoded, case: Case) -> list[Encoded]:
+    """The components of a result on all replicas, those of several workers one after the other; none if it is something else."""
+    if not isinstance(parts, dict):
+        return []
+    if case.get("workers", 1) == 1:
+        return list(parts.get("per_replica", []))
+    workers = parts.get("list", [])
+    return [part for own in workers if isinstance(own, dict) for part in own.get("per_replica", [own])]
 
 
 def _has_number(value: Expression) -> bool:

@@ -40,6 +40,10 @@ def tf(steps: list[Any], expect: Encoded, replicas: int = 2, strategy: str = "mi
     return {"steps": steps, "expect": expect, "replicas": replicas, "strategy": strategy, "theme": "run"}
 
 
+def on_two_workers(steps: list[Any], expect: Encoded) -> Case:
+    return {**tf(steps, expect, strategy="multi_worker"), "theme": "multi_worker", "workers": 2}
+
+
 SHARES_OF_4_AND_1 = ["ds_batch", ["ds_range", 5], 4]
 ADAM_STEP = [step(["apply", "$o", ["list", ["list", ["f", [0.5, -1.0]], "$v"]]])] * 3
 SHARDED = ["let", "s", ["sharded", ["f", [0, 1]], ["f", [2, 3, 4]]]]
@@ -112,6 +116,30 @@ EXAMPLES: list[tuple[str, Case, Encoded]] = [
             strategy="central_storage",
         ),
         ERROR,
+    ),
+    (
+        "the first replica of several workers",
+        on_two_workers(
+            [
+                variable(["f", 1], agg="ONLY_FIRST_REPLICA"),
+                step(["assign", "$v", ["add", ["ridf"], ["f", 5]]], None),
+                ["read", "$v"],
+            ],
+            {"list": [f32(5), f32(6)]},
+        ),
+        {"list": [f32(5), f32(5)]},
+    ),
+    (
+        "the first replica of several workers",
+        on_two_workers(
+            [
+                variable(["f", 1], sync="ON_READ", agg="ONLY_FIRST_REPLICA"),
+                step(["assign", "$v", ["add", ["ridf"], ["f", 5]]], None),
+                ["read", "$v"],
+            ],
+            {"list": [f32(5), f32(6)]},
+        ),
+        {"list": [f32(5), f32(5)]},
     ),
     (
         "different calls on different replicas",
