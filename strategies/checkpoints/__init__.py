@@ -9,5 +9,6 @@ from strategies.checkpoints.errors import CheckpointError as CheckpointError
 from strategies.checkpoints.errors import CheckpointMismatchError as CheckpointMismatchError
 from strategies.checkpoints.errors import PartialRestoreWarning as PartialRestoreWarning
 from strategies.checkpoints.pending_save import PendingSave as PendingSave
+from strategies.checkpoints.restarts import run_with_restarts as run_with_restarts
 from strategies.checkpoints.restore_status import RestoreStatus as RestoreStatus
 from strategies.checkpoints.states import Stateful as Stateful

@@ -114,59 +114,61 @@ class Checkpoint(Group):
             if then is not None:
                 then()
 
-        return self._save(path, blocking=blocking, about=about, after=after)
+        return self._with_all(
+            lambda together: self._save(together, path, about, after, None, blocking=blocking)
+        )
 
     def _save(
         self,
+        together: Together,
         path: str | os.PathLike[str],
-        *,
-        blocking: bool,
         about: Mapping[str, Any] | None,
         after: Callable[[], Any],
-        hear: Callable[[Any], object] | None = None,
+        hear: Callable[[Any], object] | None,
+        *,
+        blocking: bool,
     ) -> str | PendingSave:
         """As `save`; what ``after`` returns to the chief, of JSON's types, ``hear`` is called with in every process."""
         _require_across("save")
-        name = os.fspath(path)
+        if together.is_waiting:
+            raise RuntimeError(
+                "save: this process waits to be taken into the job, and has nothing of its own to save; need "
+                "strategy.share_state(...) before"
+            )
+        name, target, writes = os.fspath(path), Path(os.path.abspath(path)), together.is_chief
+        tree, error = self._settled_tree()
+        content = collect(tree, together, {"path": name, "blocking": blocking}, about, error)
+        arrays = list(content.arrays.values())
+        failure: MemoryError | None = None
+        if not blocking:
+            try:
+                arrays = self._state.snapshot.take(arrays) if writes else []
+            except MemoryError as wrong:
+                failure = wrong
 
-        def save(together: Together) -> str | PendingSave:
-            if together.is_waiting:
-                raise RuntimeError(
-                    "save: this process waits to be taken into the job, and has nothing of its own to save; need "
-                    "strategy.share_state(...) before"
-                )
-            tree, error = self._settled_tree()
-            content = collect(tree, together, {"path": name, "blocking": blocking}, about, error)
-            arrays = list(content.arrays.values())
-            failure: MemoryError | None = None
-            if not blocking:
+        def write() -> None:
+            result: Any = None
+            wrong: BaseException | None = failure
+            if writes and wrong is None:
                 try:
-                    arrays = self._state.snapshot.take(arrays) if together.is_chief else []
-                except MemoryError as wrong:
-                    failure = wrong
-            writes = together.is_chief
+                    write_file(target, arrays, content.states)
+                    result = after()
+                except BaseException as wrong_here:  # noqa: BLE001  # raised in all processes
+                    wrong = wrong_here
+            told = together.agree(f"save {name}", result, wrong, timeout=TO_WRITE, key=f"save {name}")
+            if hear is not None:
+                hear(told[0])
 
-            def write() -> None:
-                result: Any = None
-                wrong: BaseException | None = failure
-                if writes and wrong is None:
-                    try:
-                        write_file(target, arrays, content.states)
-                        result = after()
-                    except BaseException as wrong_here:  # noqa: BLE001  # raised in all processes
-                        wrong = wrong_here
-                told = together.agree(f"save {name}", result, wrong, timeout=TO_WRITE, key=f"save {name}")
-                if hear is not None:
-                    hear(told[0])
+        if blocking:
+            write()
+            return name
+        self._state.saving = PendingSave(name, write)
+        return self._state.saving
 
-            if blocking:
-                write()
-                return name
-            self._state.saving = PendingSave(name, write)
-            return self._state.saving
-
-        target = Path(os.path.abspath(name))
-        return self._with_all(save)
+    def _outlast_save(self) -> None:
+        """Wait until a save that is under way has ended, well or not."""
+        if self._state.saving is not None:
+            self._state.saving.outlast()
 
     def to_bytes(self, *, for_newcomer: bool = False) -> Array:
         """The bytes of the file that `save` would write, for another process or for later; nothing touches the disk.

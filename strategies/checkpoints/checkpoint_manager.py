@@ -6,17 +6,22 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Literal, final, overload
+from typing import Any, Literal, TypeAlias, final, overload
 
 from collectives.reduce_op import parse_member
 from strategies.checkpoints.checkpoint import Checkpoint, about_checkpoint
 from strategies.checkpoints.errors import CheckpointError, CheckpointMismatchError
 from strategies.checkpoints.pending_save import PendingSave
+from strategies.checkpoints.restore_status import RestoreStatus
+from strategies.checkpoints.together import Together
 
 _SUFFIX = ".safetensors"
+
+_Found: TypeAlias = tuple[str, float | None]
+"""A file's path, and its metric where that counts."""
 
 
 class Best(Enum):
@@ -32,6 +37,10 @@ class CheckpointManager:
 
     The folder is all it knows: the numbers stand in the files' names, the metrics in the files. It can be
     made anew at any time, as after a crash, and goes on where it was.
+
+    In a job of several processes every one makes the manager and calls `save`, `restore_or_initialize` and `refresh`. Only
+    the chief looks into the folder and removes files. What it finds there is told to all of them then, so that they
+    agree on which checkpoint is the latest, also where they don't share a disk.
 
     Args:
         checkpoint: what is saved.
@@ -72,15 +81,40 @@ class CheckpointManager:
         )
         self._name = checkpoint_name
         self._metrics: dict[str, float | None] = {}
+        self._told: list[_Found] | None = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Let all processes know what is in the chief's folder now, as after another program has changed it.
+
+        One process alone looks there at every question, and needs no call.
+
+        Raises:
+            OSError: the chief can't read the folder.
+            CollectiveTimeoutError: some process did not call it.
+        """
+
+        def refresh(together: Together) -> None:
+            found, error = None, None
+            if together.is_chief:
+                try:
+                    found = self._found()
+                except OSError as wrong:
+                    error = wrong
+            self._hear(together.agree(f"checkpoints in {self.directory}", found, error)[0])
+
+        if not Together.now().is_alone:
+            self.checkpoint._outlast_save()
+            self.checkpoint._with_all(refresh)
 
     @property
     def checkpoints(self) -> list[str]:
-        """The paths of the files, by number."""
-        return _numbered(self.directory, self._name)
+        """The paths of the files, by number; in a job, of those that `save` or `refresh` told of last."""
+        return [path for path, _ in self._listed()]
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The path of the file with the largest number."""
+        """The path of the file with the largest number, among `checkpoints`."""
         return next(reversed(self.checkpoints), None)
 
     @property
@@ -94,11 +128,7 @@ class CheckpointManager:
             raise ValueError(
                 "best_checkpoint: the manager knows no best; need CheckpointManager(..., best='max') or 'min'"
             )
-        found = [(path, metric) for path in self.checkpoints if (metric := self._metric(path)) is not None]
-        if not found:
-            return None
-        sign = 1 if self._best is Best.MAX else -1
-        return max(found, key=lambda entry: (sign * entry[1], found.index(entry)))[0]
+        return self._best_of(self._listed())
 
     @overload
     def save(
@@ -117,27 +147,49 @@ class CheckpointManager:
 
         Args:
             number: of the file, such as the step; None for the one after the latest. A file of that number is replaced.
-            metric: how good this one is; a manager with ``best`` needs one.
+            metric: how good this one is; a manager with ``best`` needs one. In a job the chief's counts.
             blocking: as for `Checkpoint.save`.
 
         Returns:
             The path, or a handle to wait with.
 
         Raises:
-            ValueError: no metric where one is needed, or NaN; a negative number. Otherwise as `Checkpoint.save`.
+            ValueError: no metric where one is needed, or NaN; a negative number; in a job, numbers that differ. Otherwise as
+                `Checkpoint.save`.
         """
-        if self._best is not None and (metric is None or math.isnan(metric)):
-            raise ValueError(f"save: got metric={metric}; need a number — this manager keeps the best")
-        self.checkpoint.wait()  # for the number of a save that is under way
-        if number is None:
-            latest = self.latest_checkpoint
-            number = 1 if latest is None else _number(latest) + 1
-        if number < 0:
-            raise ValueError(f"save: got number {number}; need one from 0")
+        return self.checkpoint._with_all(
+            lambda together: self._save(together, number, metric, blocking=blocking)
+        )
+
+    def _save(
+        self, together: Together, number: int | None, metric: float | None, *, blocking: bool
+    ) -> str | PendingSave:
+        error: Exception | None = None
+        try:
+            if self._best is not None and (metric is None or math.isnan(metric)):
+                raise ValueError(f"save: got metric={metric}; need a number — this manager keeps the best")
+            self.checkpoint.wait()  # for the number of a save that is under way
+            if number is None:
+                # The number after the one of a file that was removed by hand would be taken in the others' eyes only.
+                paths = _numbered(self.directory, self._name) if together.is_chief else []
+                number = _number(paths[-1]) + 1 if paths else 1 if together.is_chief else None
+            if number is not None and number < 0:
+                raise ValueError(f"save: got number {number}; need one from 0")
+        except Exception as wrong:  # noqa: BLE001  # raised in all processes
+            error = wrong
+        numbers = together.agree("save", number, error)
+        number = numbers[0]
+        other = next((process for process, one in enumerate(numbers) if one not in (None, number)), None)
+        if other is not None:
+            raise ValueError(
+                f"save: got number {number} in process 0, {numbers[other]} in process {other}; need one for all processes — are they "
+                "at the same step?"
+            )
         path = os.path.join(self.directory, f"{self._name}-{number}{_SUFFIX}")
         about = {"number": number, "metric": None if metric is None else float(metric)}
         self._metrics.pop(path, None)
-        return self.checkpoint.save(path, blocking=blocking, about=about, then=self._remove_old)
+        hear = None if together.is_alone else self._hear
+        return self.checkpoint._save(together, path, about, self._clear, hear, blocking=blocking)
 
     def restore_or_initialize(self, initialize: Callable[[], object] | None = None) -> str | None:
         """Restore the latest checkpoint that is whole, or begin anew.
@@ -154,31 +206,72 @@ class CheckpointManager:
             CheckpointMismatchError: as `Checkpoint.restore`.
             CheckpointError: there are checkpoints, all of them damaged.
         """
+        found = self.restore_latest()
+        if found is None:
+            if initialize is not None:
+                initialize()
+            return None
+        return found[0]
+
+    def restore_latest(self) -> tuple[str, RestoreStatus] | None:
+        """Restore the latest checkpoint that is whole. Errors as of `restore_or_initialize`.
+
+        Returns:
+            Its path, and what came of it; None if there is no checkpoint.
+        """
+        self.refresh()
         paths = self.checkpoints
         for path in reversed(paths):
             try:
-                self.checkpoint.restore(path)
+                return path, self.checkpoint.restore(path)
             except CheckpointMismatchError:
                 raise
             except CheckpointError as error:
-                warnings.warn(f"restore_or_initialize: passed over a checkpoint: {error}", stacklevel=2)
-            else:
-                return path
+                warnings.warn(f"restore_or_initialize: passed over a checkpoint: {error}", stacklevel=3)
         if paths:
             raise CheckpointError(
                 f"restore_or_initialize: none of the {len(paths)} checkpoints in {self.directory!r} is whole; need one — "
                 "remove them to begin anew"
             )
-        if initialize is not None:
-            initialize()
         return None
+
+    # ----------------------------------------------------- what is in the folder
+
+    def _listed(self) -> list[_Found]:
+        together = Together.now()
+        if together.is_alone:
+            return self._found()
+        if self._told is None and not together.is_elastic:
+            self.refresh()  # it was made before there was a job; a newcomer to an elastic one would be the only one to call
+        self.checkpoint._outlast_save()  # which tells of the new file
+        return self._found() if self._told is None else self._told
+
+    def _found(self) -> list[_Found]:
+        paths = _numbered(self.directory, self._name)
+        return [(path, None if self._best is None else self._metric(path)) for path in paths]
+
+    def _hear(self, found: Sequence[Sequence[Any]]) -> None:
+        self._told = [(path, metric) for path, metric in found]
+
+    def _best_of(self, listed: Sequence[_Found]) -> str | None:
+        found = [(path, metric) for path, metric in listed if metric is not None]
+        if not found:
+            return None
+        sign = 1 if self._best is Best.MAX else -1
+        return max(found, key=lambda entry: (sign * entry[1], found.index(entry)))[0]
+
+    def _clear(self) -> list[_Found]:
+        """On the chief, once a new file is there: remove what is too much; what is left."""
+        self._remove_old()
+        return self._found()
 
     def _remove_old(self) -> None:
         if self.max_to_keep is None:
             return
-        paths = self.checkpoints
+        found = self._found()
+        paths = [path for path, _ in found]
         kept = set(paths[-self.max_to_keep :])
-        best = None if self._best is None else self.best_checkpoint
+        best = self._best_of(found)
         if best is not None and best not in kept:
             # The newest stays too, to go on from.
             kept = (
@@ -202,8 +295,23 @@ class CheckpointManager:
 
 
 def latest_checkpoint(directory: str | os.PathLike[str], checkpoint_name: str = "ckpt") -> str | None:
-    """The path of the latest checkpoint that a `CheckpointManager` has saved in a folder; None if there is none."""
-    return next(reversed(_numbered(os.fspath(directory), checkpoint_name)), None)
+    """The path of the latest checkpoint that a `CheckpointManager` has saved in a folder; None if there is none.
+
+    In a job of several processes all of them call it, and get what the chief finds.
+
+    Raises:
+        OSError: the folder can't be read.
+        CollectiveTimeoutError: some process did not call it.
+    """
+    together = Together.now()
+    latest, error = None, None
+    if together.is_chief or together.is_alone:
+        try:
+            latest = next(reversed(_numbered(os.fspath(directory), checkpoint_name)), None)
+        except OSError as wrong:
+            error = wrong
+    found: str | None = together.agree("latest_checkpoint", latest, error)[0]
+    return found
 
 
 def _numbered(directory: str, name: str) -> list[str]:
