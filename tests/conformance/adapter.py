@@ -17,6 +17,7 @@ import strategies as ours
 from collectives.buckets import group_by_size
 from collectives.clusters import ClusterTask
 from collectives.indexed_slices import to_dense
+from collectives.link import Link
 from tests.conformance.adapter_checkpoint import CheckpointOperations
 from tests.conformance.adapter_optimizers import OptimizerOperations, Slot
 from tests.conformance.adapter_sharded import ShardedOperations
@@ -62,6 +63,9 @@ class Adapter(CheckpointOperations, OptimizerOperations, ShardedOperations):
         for strategy in self._made:
             strategy.close()
         self.close_checkpoints()
+
+    def link_of_case(self) -> Link | None:
+        return self._made[0].link if self._made else None
 
     # ------------------------------------------------------------------ scaffolding
 
