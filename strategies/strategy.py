@@ -418,7 +418,8 @@ class Strategy(ABC):
         if link is None:
             return {}
         return {
-            "link": link,
+            # Where processes may be lost and come, newcomers make their datasets without the others.
+            "link": link if self._recovery is None else None,
             "num_input_pipelines": link.num_processes,
             "input_pipeline_id": link.process,
             "num_replicas_in_sync": link.size,
