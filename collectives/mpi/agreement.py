@@ -26,7 +26,8 @@ DIFFERS = 0x80
 
 HEAD_BYTES = 16
 _HEAD = struct.Struct("<8sIB3x")
-_SPINS = 60
+_SPINS = 15
+"""Of the fast path, about 2 us; then the core is offered to others, as the other process may be waiting for this very one."""
 
 
 @final
