@@ -132,8 +132,7 @@ class SharedMemoryLink(Link):
         if watch is not None:
             watch.describe = self.describe
         # Who ends right away takes its memory with it: not before everybody has opened it.
-        self._call = Call("making the strategy")
-        self._meet()
+        exchange(None)
 
     def describe(self) -> Mapping[str, Any]:
         """What this process is doing, for reports: the number and the words of its collective, and whether it waits."""
