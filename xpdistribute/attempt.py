@@ -33,6 +33,8 @@ _TO_FAIL = 4.0
 """Seconds that mpiexec has to end the others when a rank has failed; some don't do it by themselves."""
 _TO_NOTICE = 1.0
 """Seconds that mpiexec has to end by itself when no rank is left, or the others when one has failed: some never do."""
+_TO_FINISH_LINE = 0.02
+"""Seconds that rank 0 has to end a line before what it has begun is shown."""
 _TO_HEAR = 0.3
 """Seconds that the hub has to tell what it knew of a process that has ended."""
 _LOOK_EVERY = 0.1
@@ -252,7 +254,10 @@ class Attempt:
     # ------------------------------------------------------------ waiting
 
     def _wait(self) -> None:
-        for descriptor, _ in self._poll.poll(self._patience() * 1000):
+        ready = self._poll.poll(self._patience() * 1000)
+        if not ready and self._output.has_prompt:
+            self._output.show_prompt()
+        for descriptor, _ in ready:
             if descriptor == self._listener:
                 self._open_hub_at = 0.0
             elif descriptor == self._wake_read:
@@ -282,6 +287,8 @@ class Attempt:
         deadline = None if self._is_late else self._deadline
         times = [at for at in (self._end_at, self._open_hub_at, deadline) if at is not None]
         patience = max(0.0, min(times) - time.monotonic()) if times else 3600.0
+        if self._output.has_prompt:
+            return min(patience, _TO_FINISH_LINE)
         if self._elastic or self._mpiexec_status is not None:
             return min(patience, _LOOK_EVERY)
         return min(patience, _LOOK_SELDOM)
@@ -375,6 +382,13 @@ class Attempt:
         """Tell the hub of ranks that ended without ever talking to it, while others wait for them."""
         if self._members is None or self._hub is None or not self._is_local:
             return
+        if self._elastic and self._members.has_ended_well:
+            # Newcomers that nobody is left to take in would wait for the end of their time.
+            for rank, shell in self._newcomers.items():
+                pid, group = self._files.pids().get(rank, (0, 0))
+                if shell in self._children and group == shell and not self._members.has_taken_in(pid):
+                    send(shell, signal.SIGKILL, self._children[shell], shell)
+                    self._statuses[rank] = 0
         just_now = time.monotonic() - _TO_HEAR
         pids = self._files.pids() if self._statuses else {}
         for rank, status in list(self._statuses.items()):
@@ -473,7 +487,7 @@ class Attempt:
     def _culprit(self, status: int, pids: Mapping[int, int]) -> Culprit | None:
         if not status:
             return None
-        first = None if self._members is None else self._members.first
+        first = None if self._members is None else self._members.loss
         if first is not None and first.process is not None:
             # The hub knows whose failure the others only followed, though these may have ended earlier.
             own = self._statuses.get(first.process)

@@ -47,6 +47,7 @@ class Decision(NamedTuple):
 
 
 class _Standing(Enum):
+    NEW = "it has come, and was not taken in yet"
     HERE = "it takes part"
     LEFT = "it has ended in good order"
     GONE = "it has failed or died"
@@ -63,22 +64,29 @@ class Membership:
     """
 
     def __init__(self, *, elastic: bool, replacements: int, host: str | None) -> None:
-        self.first: Loss | None = None
-        """The first that was lost for a reason of its own."""
+        self.loss: Loss | None = None
+        """Why the job has ended, if it has not ended well: the first that was lost for a reason of its own; in an elastic
+        job, which goes on without those, the last."""
         self._elastic = elastic
         self._replacements = replacements
         self._host = host
         self._standings: dict[int, _Standing] = {}  # by process id
+        self._came: set[int] = set()  # newcomers that went before they were taken in
         self._replaced: dict[int, int] = {}  # how many times, by rank
 
     @property
     def has_ended_well(self) -> bool:
         """Whether all who went on together to the end have left in good order."""
-        return bool(self._standings) and all(one is _Standing.LEFT for one in self._standings.values())
+        members = [one for one in self._standings.values() if one is not _Standing.NEW]
+        return bool(members) and all(one is _Standing.LEFT for one in members)
+
+    def has_taken_in(self, pid: int) -> bool:
+        """Whether a process is, or has been, one of those who go on together."""
+        return self._standings.get(pid, _Standing.NEW) is not _Standing.NEW
 
     def knows(self, pid: int) -> bool:
         """Whether a process has ever joined."""
-        return pid in self._standings
+        return pid in self._standings or pid in self._came
 
     def handle(self, event: Event | Regrouped, rank: int | None) -> Decision:
         """Take in what has happened.
@@ -90,9 +98,11 @@ class Membership:
         """
         if isinstance(event, Regrouped):
             # Those who are not among them are no longer waited for.
-            self._standings = {pid: self._standings.get(pid, _Standing.HERE) for pid in event.pids}
+            new = {pid: one for pid, one in self._standings.items() if one is _Standing.NEW}
+            before = {pid: one for pid, one in self._standings.items() if one is not _Standing.NEW}
+            self._standings = {**new, **{pid: before.get(pid, _Standing.HERE) for pid in event.pids}}
         elif isinstance(event, Joined):
-            self._standings[event.pid] = _Standing.HERE
+            self._standings[event.pid] = _Standing.NEW if event.process is None else _Standing.HERE
         elif isinstance(event, Left):
             self._standings[event.pid] = _Standing.LEFT
         elif isinstance(event, (Failed, Lost, Silent)):
@@ -106,12 +116,15 @@ class Membership:
         )
 
     def _lose(self, event: Failed | Lost | Silent, rank: int | None) -> Decision:
-        if event.pid:
+        if self._standings.get(event.pid) is _Standing.NEW:
+            del self._standings[event.pid]
+            self._came.add(event.pid)
+        elif event.pid:
             self._standings[event.pid] = _Standing.GONE
         follows = isinstance(event, Failed) and event.follows is not None
-        if self.first is None and not follows:
+        if (self.loss is None or self._elastic) and not follows:
             text = "" if isinstance(event, Silent) else event.text
-            self.first = Loss(rank, event.pid, event.host, text, isinstance(event, Lost))
+            self.loss = Loss(rank, event.pid, event.host, text, isinstance(event, Lost))
         if not self._elastic:
             return Decision(ends_job=True)
         is_here = self._host is None or event.host in ("", self._host)
@@ -128,6 +141,8 @@ class Membership:
         return self._replace(rank, what, kill)
 
     def _replace(self, rank: int, what: str, kill: tuple[int, str] | None) -> Decision:
+        if self.has_ended_well:
+            return Decision(kill=kill)  # there is nobody left to join
         times = self._replaced.get(rank, 0)
         if times >= self._replacements:
             why = f"it has been replaced {times} times" if times else "--max-restarts is 0"

@@ -48,10 +48,6 @@ class Output:
             del words[:-_KEPT_BYTES]
         if (rank, stream) in self.hidden:
             return
-        if rank == 0 and not self.tagged:
-            # The rank that talks to the user: prompts and progress bars are to be seen before their lines end.
-            write(stream, data)
-            return
         begun = self._begun.setdefault((rank, stream), bytearray())
         begun += data
         # Also at a carriage return: progress bars end their lines by going back to the beginning.
@@ -63,8 +59,22 @@ class Output:
             tag = b"[%d] " % rank if self.tagged else b""
             write(stream, b"".join(tag + line for line in lines))
 
+    @property
+    def has_prompt(self) -> bool:
+        """Whether rank 0 has begun a line."""
+        return not self.tagged and any(begun for (rank, _), begun in self._begun.items() if rank == 0)
+
+    def show_prompt(self) -> None:
+        """Pass on what rank 0, which talks to the user, has begun: prompts and progress bars are to be seen before they end."""
+        for (rank, stream), begun in self._begun.items():
+            if rank == 0 and begun:
+                write(stream, bytes(begun))
+                begun.clear()
+
     def flush(self) -> None:
         """Pass on lines that have no end."""
+        if not self.tagged:
+            self.show_prompt()  # as it is: a program may end without a newline
         for (rank, stream), begun in self._begun.items():
             if begun:
                 write(stream, (b"[%d] " % rank if self.tagged else b"") + bytes(begun) + b"\n")
@@ -144,6 +154,18 @@ class MpiexecWords:
         self._begun[stream] = lines.pop()
         for line in lines:
             self._line(stream, line)
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether rank 0 has begun a line."""
+        return not self.tagged and any(begun for (rank, _), begun in self._begun.items() if rank == 0)
+
+    def show_prompt(self) -> None:
+        """Pass on what rank 0, which talks to the user, has begun: prompts and progress bars are to be seen before they end."""
+        for (rank, stream), begun in self._begun.items():
+            if rank == 0 and begun:
+                write(stream, bytes(begun))
+                begun.clear()
 
     def flush(self) -> None:
         """Pass on what has no end."""

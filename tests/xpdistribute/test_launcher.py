@@ -141,6 +141,16 @@ def test_a_line_is_seen_at_once(script: Script) -> None:
         process.communicate(timeout=10)
 
 
+def test_a_line_that_rank_0_has_begun_is_seen_too(script: Script) -> None:
+    process = start("-n", "2", script("print('name? ', end='', flush=True); time.sleep(20)"))
+    try:
+        assert process.stdout is not None
+        assert process.stdout.read(6) == "name? "
+    finally:
+        process.terminate()
+        process.communicate(timeout=10)
+
+
 def test_standard_input_goes_to_rank_0() -> None:
     done = subprocess.run(
         command("-n", "2", "cat"),
