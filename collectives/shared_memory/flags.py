@@ -28,6 +28,8 @@ COUNT, SLEEPING, BELL, DATA = 0, LINE, 2 * LINE, 4 * LINE
 
 _SPINS = 40
 _YIELDS = 120
+_YIELDS_ALONE = 2000
+"""Where every process has a core: who sleeps is woken on the core of who wakes it, and the two would share that for long."""
 _NAP = 0.002
 """Seconds of the first sleeps, should a bell be missed."""
 _LONG_NAP = 0.05
@@ -61,6 +63,7 @@ class Flags:
     def __init__(self, process: int, pages: Sequence[Array], look: Callable[[int, float], None]) -> None:
         self._pages = list(pages)
         self._look = look
+        self._yields = _YIELDS_ALONE if len(pages) <= _num_cores() else _YIELDS
         views = [memoryview(page.data) for page in pages]
         words = [view[: DATA + LINE].cast("q") for view in views]
         self._counts = [word[COUNT // 8 : COUNT // 8 + 1] for word in words]
@@ -86,7 +89,7 @@ class Flags:
         """Come to the next phase; what was written before can be read by all who pass it. Its number."""
         self.phase = phase = self.phase + 1
         if not _IS_ORDERED:
-            self._fence()
+            self.fence()
         self._mine[0] = phase
         for index, (sleeping, address, _) in enumerate(self._others_sleeping):
             if sleeping[0]:
@@ -104,14 +107,14 @@ class Flags:
             else:
                 self._wait_long(other, phase)
         if not _IS_ORDERED:
-            self._fence()
+            self.fence()
 
     def meet(self) -> None:
         """`arrive` and `wait`."""
         self.wait(self.arrive())
 
     def _wait_long(self, other: memoryview, phase: int) -> None:
-        for _ in range(_YIELDS):
+        for _ in range(self._yields):
             os.sched_yield()
             if other[0] >= phase:
                 return
@@ -126,7 +129,7 @@ class Flags:
             self._sleeping[0] = 1
             try:
                 if not _IS_ORDERED:
-                    self._fence()
+                    self.fence()
                 if other[0] >= phase:
                     return
                 self._sleep(rung, nap)
@@ -168,7 +171,8 @@ class Flags:
                 ctypes.c_int(0),
             )
 
-    def _fence(self) -> None:
+    def fence(self) -> None:
+        """Let what was written before be seen before what is written after, on every processor."""
         # An acquire after a release is ordered on every processor that Python runs on; one lock alone is not enough.
         for lock in self._fences:
             lock.acquire()
@@ -185,3 +189,9 @@ class Flags:
 def page_bytes(data_bytes: int) -> int:
     """The size of a page that holds so much of what a process brings to a phase, twice."""
     return int(np.ceil((DATA + 2 * data_bytes) / 4096)) * 4096
+
+
+def _num_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

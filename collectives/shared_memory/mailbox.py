@@ -11,16 +11,15 @@ import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Callable, Sequence
+from typing import final
 
 import numpy as np
 
 from collectives.arrays import Array
-from collectives.shared_memory.segments import PeerSegments
-
-if TYPE_CHECKING:
-    from collectives.shared_memory.shared_memory_link import SharedMemoryLink
+from collectives.link import Link
+from collectives.shared_memory.meeting import Meeting
+from collectives.shared_memory.segments import OwnSegments, PeerSegments
 
 _ENTRIES = 64
 """Messages to one receiver that may be on their way."""
@@ -28,6 +27,12 @@ _WORDS = 8
 """Of an entry: its number, the segment's descriptor, serial and bytes, the lengths of its head and of its data."""
 _COUNTED = 0
 """Where in a ring's first words the receiver's count of this sender stands: rings and counts lie in the owner's page."""
+_RING_BYTES = 8 * _WORDS * _ENTRIES
+
+
+def mail_bytes(num_processes: int) -> int:
+    """Of the memory that each process needs."""
+    return num_processes * (64 + _RING_BYTES)
 
 
 @final
@@ -35,22 +40,30 @@ class Mailbox:
     """One process's mail.
 
     Args:
-        link: whose; for its timeout and what it knows of the others.
-        exchange: gives every process's value, by process.
+        link: whose.
+        meeting: which knows how long to wait, and of the others.
+        own: this process's memory.
+        peers: the processes' memory.
+        mails: by process, `mail_bytes` of it, zeroed at first.
     """
 
-    def __init__(self, link: SharedMemoryLink, exchange: Callable[[Any], list[Any]]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        meeting: Meeting,
+        own: OwnSegments,
+        peers: Sequence[PeerSegments],
+        mails: Sequence[Array],
+    ) -> None:
         self._link = link
+        self._meeting = meeting
+        self._own = own
         num = link.num_processes
-        ring = 8 * _WORDS * _ENTRIES
+        ring = _RING_BYTES
         # For each other process: 64 bytes that count what was received from it, and a ring of what was sent to it.
-        self._memory, location = link._own.make(num * (64 + ring))
-        told = exchange([os.getpid(), *location])
-        self._peers = [PeerSegments(pid, f"process {p} (pid {pid})") for p, (pid, *_) in enumerate(told)]
-        pages = [
-            self._memory if p == link.process else self._peers[p].open(descriptor, num_bytes)
-            for p, (_, descriptor, _, num_bytes, _) in enumerate(told)
-        ]
+        self._memory = mails[link.process]
+        self._peers = peers
+        pages = mails
         me = link.process
 
         def counts_of(page: Array, other: int) -> Array:
@@ -77,11 +90,11 @@ class Mailbox:
         array = np.asarray(array, order="C")
         head = pickle.dumps((member, peer, tag, array.dtype, array.shape), pickle.HIGHEST_PROTOCOL)
         start = -(-len(head) // 64) * 64
-        message = link.memory(start + array.nbytes)
+        message, _ = self._own.make(start + array.nbytes)
         message[: len(head)] = np.frombuffer(head, np.uint8)
         if array.nbytes:
             message[start:] = array.reshape(-1).view(np.uint8)
-        location = link._own.locate(message.ctypes.data)
+        location = self._own.locate(message.ctypes.data)
         with self._send_locks[process]:
             number = self._sent[process] + 1
             self._await(
@@ -89,7 +102,7 @@ class Mailbox:
             )
             entry = self._outgoing[process][number % _ENTRIES]
             entry[1:7] = (*location[:3], len(head), start, array.nbytes)
-            link._flags._fence()
+            self._meeting.flags.fence()
             entry[0] = number
             self._sent[process] = number
             kept = self._kept[process]
@@ -128,7 +141,7 @@ class Mailbox:
             entry = self._incoming[process][number % _ENTRIES]
             if int(entry[0]) != number:
                 return
-            self._link._flags._fence()
+            self._meeting.flags.fence()
             descriptor, _, num_bytes, head_length, start, length = (int(word) for word in entry[1:7])
             memory = self._peers[process].open(descriptor, num_bytes)
             member, peer, tag, dtype, shape = pickle.loads(memory[:head_length].data)
@@ -146,5 +159,5 @@ class Mailbox:
             if turns < 200:
                 os.sched_yield()
                 continue
-            self._link._look_for(process, time.monotonic() - started, where)
+            self._meeting.look_for(process, time.monotonic() - started, where)
             time.sleep(0.0002 if turns < 2000 else 0.002)

@@ -15,6 +15,7 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -65,7 +66,11 @@ class _Segment:
 
 @final
 class OwnSegments:
-    """The segments that this process has made, found by the address of what lies in them."""
+    """The segments that this process has made, found by the address of what lies in them.
+
+    Attributes:
+        version: changes with them: as long as it is the same, the same addresses lie in the same segments.
+    """
 
     def __init__(self) -> None:
         require_shared_memory()
@@ -74,6 +79,7 @@ class OwnSegments:
         self._starts: list[int] = []
         self._segments: list[_Segment] = []
         self._pid = os.getpid()
+        self.version = 0
 
     def make(self, num_bytes: int) -> tuple[Array, Location]:
         """Zeroed memory, shape ``(num_bytes,)``, dtype uint8, in a segment of its own, and where it lies.
@@ -104,6 +110,7 @@ class OwnSegments:
             at = bisect.bisect_right(self._starts, segment.start)
             self._starts.insert(at, segment.start)
             self._segments.insert(at, segment)
+            self.version += 1
         # Not the mapping: the array refers to it, so that it ends after the array.
         weakref.finalize(memory, self._forget, segment)
         return memory[:num_bytes], Location(descriptor, segment.serial, size, 0)
@@ -124,6 +131,7 @@ class OwnSegments:
             at = bisect.bisect_left(self._starts, segment.start)
             if at < len(self._segments) and self._segments[at] is segment:
                 del self._starts[at], self._segments[at]
+                self.version += 1
         if os.getpid() == self._pid:
             os.close(segment.descriptor)
 
@@ -200,6 +208,43 @@ class PeerSegments:
     def close(self) -> None:
         """Forget all mappings."""
         self._mapped.clear()
+
+
+def open_all(
+    process: int, own: Sequence[tuple[Array, Location]], exchange: Callable[[Any], list[Any]]
+) -> tuple[list[PeerSegments], list[list[Array]]]:
+    """Every process's memory, opened by every process, or by none.
+
+    Args:
+        process: which one this is.
+        own: some memory of this process, with where it lies; as many pieces in all processes.
+        exchange: gives every process's value, by process.
+
+    Returns:
+        The processes' segments, by process, and for each piece every process's memory, by process.
+
+    Raises:
+        RuntimeError: some process can't open that of another, which is alive; on every process.
+    """
+    told = exchange([os.getpid(), [list(location) for _, location in own]])
+    peers = [PeerSegments(pid, f"process {p} (pid {pid})") for p, (pid, _) in enumerate(told)]
+    opened: list[list[Array]] = [[] for _ in own]
+    error = None
+    try:
+        for p, (_, locations) in enumerate(told):
+            for pieces, (memory, _), (descriptor, _, num_bytes, _) in zip(
+                opened, own, locations, strict=True
+            ):
+                pieces.append(memory if p == process else peers[p].open(descriptor, num_bytes))
+    except RuntimeError as failure:
+        error = failure
+    # Also, whoever ends right away takes its memory with it: not before everybody has opened it.
+    failures = [text for text in exchange(None if error is None else str(error)) if text is not None]
+    if failures:
+        # Whoever has died meanwhile can't come here, and that is what the others hear then.
+        exchange(None)
+        raise error or RuntimeError(failures[0])
+    return peers, opened
 
 
 def host_identity() -> str:
