@@ -239,6 +239,9 @@ class Checkpoint(Group):
         name = None if path is None else os.fspath(path)
 
         def restore(together: Together) -> RestoreStatus:
+            if together.is_waiting:
+                # What the others hand over is newer than any file, and reading sums over replicas needs them.
+                return RestoreStatus(NothingRestored([], source="the job that is waited for"), is_partial=True)
             tree, error = self._settled_tree()
             together.agree_on("restore", {"path": name}, error)
             names = sorted({*tree.arrays, *tree.states})
