@@ -125,10 +125,15 @@ class Processes:
         if not channel.elastic:
             return self._new_link(num_members, options, backend)
         is_member = channel.process >= 0
-        link = RenewableLink(
-            num_members, self._new_link(num_members, options, backend) if is_member else None
-        )
+        link = RenewableLink(num_members, None)
         self._kept.append((weakref.ref(link), options, num_members))
+        if is_member:
+            try:
+                link.renew(self._new_link(num_members, options, backend))
+            except PeerFailedError as error:
+                if error.process not in channel.gone:
+                    raise
+                self.regroup(admit=False, timeout=options.timeout)
         return link
 
     def regroup(self, *, admit: bool, timeout: float) -> None:

@@ -583,10 +583,11 @@ class Strategy(ABC):
             self._num_names += 1
         else:
             name = spec.name
-        if self._link is not None and self._takes_initial_values:
+        link = self._link
+        if link is not None and self._takes_initial_values:
+            call, own = Call("Variable", (), spec.name), spec.initial_value
             # The copies of all processes start from the chief's value, whatever each has drawn at random.
-            value = broadcast_over(self._link, Call("Variable", (), spec.name), spec.initial_value)
-            spec = replace(spec, initial_value=value)
+            spec = replace(spec, initial_value=self.across(lambda: broadcast_over(link, call, own)))
         return self._create(spec, name)
 
     # -------------------------------------------- TensorFlow's longer spellings
