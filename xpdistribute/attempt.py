@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from xpdistribute.output import ERR, OUT, Ending, MpiexecWords, Output
+from xpdistribute.mpiexec_words import Ending, MpiexecWords
+from xpdistribute.output import ERR, OUT, Output
 from xpdistribute.process_identity import identify
 from xpdistribute.rank_files import RankFiles, send
 

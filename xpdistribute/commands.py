@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from xpdistribute.doctor import CAPABILITIES, examine
+from xpdistribute.link_probe import probe_links
 from xpdistribute.packages import own_version
 from xpdistribute.report import as_json, as_text, show
 
@@ -18,7 +19,7 @@ def run_command(given: Sequence[str]) -> int:
     if given[:1] == ["bench"]:
         return _bench(given[1:])
     options = _parser().parse_args(given)
-    return _doctor(options.require, options.timeout, json=options.json)
+    return _doctor(options.require, options.timeout, json=options.json, mpi=options.mpi)
 
 
 def _bench(arguments: Sequence[str]) -> int:
@@ -36,17 +37,21 @@ def _bench(arguments: Sequence[str]) -> int:
     return int(benchmarks.main())
 
 
-def _doctor(required: Sequence[str], timeout: float, *, json: bool) -> int:
+def _doctor(required: Sequence[str], timeout: float, *, json: bool, mpi: bool) -> int:
     report = examine(required, timeout)
+    links = probe_links(timeout) if mpi else None
     if json:
-        print(as_json(report))
+        print(as_json(report, links))
     elif sys.stdout.isatty():
         show(report)
     else:
         print(as_text(report))
-    for failure in report.failures:
+    if links is not None and not json:
+        print("\n".join(["", "Between the ranks of this machine", *(f"  {line}" for line in links.lines())]))
+    failures = [*report.failures, *(links.failures if links is not None else ())]
+    for failure in failures:
         print(f"xpdistribute doctor: {failure}", file=sys.stderr)
-    return int(bool(report.failures))
+    return int(bool(failures))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -74,6 +79,11 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAMES",
         help=f"fail unless these can be used, of {', '.join(CAPABILITIES)}; with commas, or repeated",
+    )
+    doctor.add_argument(
+        "--mpi",
+        action="store_true",
+        help="also start ranks on this machine, and check and time an all-reduce between them",
     )
     doctor.add_argument("--json", action="store_true", help="for programs; has a number for its schema")
     doctor.add_argument(

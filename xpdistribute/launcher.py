@@ -81,9 +81,10 @@ def _attempt(plan: _Plan, restart: int, deadline: float | None) -> Result:
     # It listens before there is a hub behind it, which loads while mpiexec starts: who comes early has to wait a little.
     listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
     try:
-        listener.bind((plan.hub_host, 0))
+        host, listened = plan.hub_hosts
+        listener.bind((listened, 0))
         listener.listen(1024)
-        host, port = listener.getsockname()
+        _, port = listener.getsockname()
         token = os.urandom(16).hex()
 
         def open_hub(on_event: Callable[[Event | Regrouped], None]) -> Hub:
@@ -158,11 +159,13 @@ class _Plan:
         self._bare = self._mpiexec_command(options.program, list(self.settings))
 
     @property
-    def hub_host(self) -> str:
-        """The address that the hub listens at."""
+    def hub_hosts(self) -> tuple[str, str]:
+        """The host by which the ranks reach the hub, and the address that it listens at: everywhere, if that isn't known."""
         if self.is_local:
-            return "127.0.0.1"
-        return _own_address(self.hosts)
+            return "127.0.0.1", "127.0.0.1"
+        address = _own_address(self.hosts)
+        # The name may stand for a loopback address on the host itself, and for another one elsewhere.
+        return (os.uname().nodename, "") if address is None else (address, address)
 
     def command(self, files: RankFiles, environment: Mapping[str, str]) -> list[str]:
         """The command that starts the ranks with what the launcher needs around them."""
@@ -250,8 +253,8 @@ def _how(culprit: Culprit) -> str:
     return f"ended with status {status}"
 
 
-def _own_address(hosts: Sequence[Host]) -> str:
-    """The address by which other hosts reach this one."""
+def _own_address(hosts: Sequence[Host]) -> str | None:
+    """The address by which other hosts reach this one; None if none of them is known."""
     import socket  # noqa: PLC0415  # where several hosts are
 
     others = [host.name for host in hosts if not are_local([host])]
@@ -263,4 +266,4 @@ def _own_address(hosts: Sequence[Host]) -> str:
                 return str(probe.getsockname()[0])
         except OSError:
             continue
-    return os.uname().nodename
+    return None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from xpdistribute.doctor import Report
+from xpdistribute.link_probe import LinkReport
 from xpdistribute.packages import CUDA, PACKAGES, Found, State
 
 SCHEMA = 1
@@ -15,7 +16,7 @@ SCHEMA = 1
 Rows = list[tuple[str, ...]]
 
 
-def as_json(report: Report) -> str:
+def as_json(report: Report, links: LinkReport | None = None) -> str:
     """All of it, for programs."""
     advice = {one.what: one.command for one in report.missing}
     told: dict[str, Any] = {
@@ -45,6 +46,8 @@ def as_json(report: Report) -> str:
         "required": list(report.required),
         "failures": list(report.failures),
     }
+    if links is not None:
+        told["links"] = links.as_fields()
     return json.dumps(told, indent=1, ensure_ascii=False)
 
 
