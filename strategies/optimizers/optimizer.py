@@ -24,6 +24,9 @@ from variables.local_variable import LocalVariable
 from variables.replica_context import ReplicaContext, ReplicaContextError, current
 from variables.variable import Variable
 
+_MANY_HANDED = 100_000
+"""Gradients' places that are remembered, one for each variable and replica."""
+
 LearningRate = float | Callable[[int], float]
 """A number, or a function of the number of updates before this one."""
 
@@ -104,6 +107,8 @@ class Optimizer:
         self._undecayed: set[int] = set()
         self._known: dict[int, Variable] = {}
         self._groups: dict[tuple[int, ...], VariableGroup] = {}
+        # The second and third keep the ids in the key their own.
+        self._handed: dict[tuple[int, int], tuple[Array, Variable, object]] = {}
         self._mutex = ForkSafeLock()
 
     iterations: int
@@ -172,10 +177,18 @@ class Optimizer:
             ValueError: a variable of another strategy.
             TypeError: a sharded variable, whose gradients lie with its shards.
         """
+        context = current.get()
+        handed = self._handed.get((id(variable), id(context)))
+        if handed is not None:
+            return handed[0]
         replica = self._require_replica([variable], "gradient")
         with self._mutex:
             state = self._memory.state_of(variable, 1 if replica is None else replica.rendezvous.size)
-        return place_of(variable).view(state.gradients[0 if replica is None else replica.local_replica_id])
+        view = place_of(variable).view(state.gradients[0 if replica is None else replica.local_replica_id])
+        if len(self._handed) >= _MANY_HANDED:  # contexts that are made anew again and again
+            self._handed.clear()
+        self._handed[id(variable), id(context)] = (view, variable, context)
+        return view
 
     def slot(self, variable: Variable, name: str) -> Array:
         """What the rule remembers of a variable, such as its momentum; one for all replicas, and writable.
