@@ -166,7 +166,8 @@ class Steps:
     def _start_afresh(self) -> None:
         """At first, and in a forked child, which has none of the parent's threads."""
         self._crews: list[_Crew] = []
-        self.recorder = FlightRecorder(range(len(self._devices)), "replica")
+        first = 0 if self._link is None else self._link.first
+        self.recorder = FlightRecorder(range(first, first + len(self._devices)), "replica")
         self.trace = None
         self._running = threading.Lock()
         # Whoever is in here and comes again was interrupted by Ctrl-C while it took or gave back the lock.

@@ -248,7 +248,8 @@ class Strategy(ABC):
         self._require_across("trace")
         from strategies.tracing.trace import Trace  # noqa: PLC0415  # only who traces pays for its import
 
-        tracks = [f"replica {replica} ({device})" for replica, device in enumerate(self._devices)]
+        first = 0 if self._link is None else self._link.first
+        tracks = [f"replica {replica} ({device})" for replica, device in enumerate(self._devices, first)]
         trace = Trace(self._steps.recorder, path, title=repr(self), tracks=tracks, max_events=max_events)
         with trace:
             self._steps.trace = trace
