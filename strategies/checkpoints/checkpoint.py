@@ -36,6 +36,12 @@ class Checkpoint(Group):
     restores into any strategy, number of replicas and sharding. Of an optimizer it holds the count of updates, the
     learning rate unless that is a function, and the slots of those variables that are in the checkpoint too.
 
+    Once a process has joined a job of several, by making a strategy of several processes, every checkpoint is one of all
+    of them, whichever objects it holds: all make it with the same names, and all call `save` and `restore` with the same
+    path. Only the chief writes. What goes wrong in one process is raised in all of them, and they can go on together. Of
+    plain values and optimizers' numbers the chief's are saved; of random generators, iterators and other states each
+    process's own, where they differ. Only `to_bytes`, `from_bytes` and `load_checkpoint` can serve one process alone.
+
     Args:
         objects: by name.
 
@@ -89,14 +95,14 @@ class Checkpoint(Group):
         """Write a file that holds the objects' values: complete, checksummed and on the disk, or not at all.
 
         What stood at the path is replaced at the last moment. Call it between steps, when no other thread changes
-        the objects.
+        the objects. In a job it ends in all processes when the chief has written the file, or could not.
 
         Args:
-            path: of the file; folders that are missing are made.
+            path: of the file; folders that are missing are made. In a job only the chief needs to see it.
             blocking: False returns once the values have been copied in memory; a thread writes them. The copy's memory is kept for
                 the next time; the first time, the system has to find it. A save that is still under way is waited for first.
             about: numbers and strings about this checkpoint, for `about_checkpoint`.
-            then: called once the file is on the disk, in the thread that has written it.
+            then: called once the file is on the disk, in the thread that has written it; in a job by the chief.
 
         Returns:
             The path, or, if not blocking, a handle to wait with.
@@ -107,6 +113,7 @@ class Checkpoint(Group):
             ValueError: an ON_READ variable with aggregation NONE, which has no value across replicas; an optimizer without its
                 variables.
             ReplicaContextError: called in a step.
+            CollectiveTimeoutError: in a job, some process did not call it.
             Exception: what went wrong with the save before, if that was not waited for.
         """
 
@@ -216,7 +223,8 @@ class Checkpoint(Group):
 
         Args:
             path: that `save` returned. None, which a manager's ``latest_checkpoint`` is at the first start, changes
-                nothing.
+                nothing. In a job it is what the chief sees there; to processes that see nothing or something else the
+                chief sends its file, which they keep in memory.
 
         Returns:
             What was left over; it warns of that, unless told not to.
@@ -227,6 +235,7 @@ class Checkpoint(Group):
             CheckpointError: the file is damaged or none of ours; nothing was restored.
             ValueError: an object refuses its state; nothing was restored.
             ReplicaContextError: called in a step.
+            CollectiveTimeoutError: in a job, some process did not call it.
         """
         return self._restore(path, is_partial=False)
 
@@ -241,7 +250,9 @@ class Checkpoint(Group):
         def restore(together: Together) -> RestoreStatus:
             if together.is_waiting:
                 # What the others hand over is newer than any file, and reading sums over replicas needs them.
-                return RestoreStatus(NothingRestored([], source="the job that is waited for"), is_partial=True)
+                return RestoreStatus(
+                    NothingRestored([], source="the job that is waited for"), is_partial=True
+                )
             tree, error = self._settled_tree()
             together.agree_on("restore", {"path": name}, error)
             names = sorted({*tree.arrays, *tree.states})
@@ -322,7 +333,9 @@ class Checkpoint(Group):
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """All values of a file, by name: arrays, and the states of what is no array.
+    """All values of a file, by name: arrays, and the states of what is no array; not a collective.
+
+    A state that differed between the processes of the job that saved it is a list of all of theirs.
 
     Args:
         path: that `Checkpoint.save` returned.
