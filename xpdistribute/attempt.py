@@ -12,12 +12,13 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from xpdistribute.mpiexec_words import Ending, MpiexecWords
+from xpdistribute.mpiexec_words import MpiexecWords
+from xpdistribute.outcome import Result, find_culprit, own_host
 from xpdistribute.output import ERR, OUT, Output
-from xpdistribute.process_identity import identify
-from xpdistribute.rank_files import RankFiles, send
+from xpdistribute.rank_files import RankFiles
+from xpdistribute.rank_processes import RankProcesses, send
 
 if TYPE_CHECKING:
     from xpdistribute.events import Event, Regrouped
@@ -42,42 +43,6 @@ _LOOK_EVERY = 0.1
 """Seconds between looks at the ranks of an elastic job, as nothing else says when they have ended."""
 _LOOK_SELDOM = 1.0
 """Seconds between looks at the ranks of others, of which mpiexec tells unless they end with status 0."""
-
-
-class Culprit(NamedTuple):
-    """The rank that ended the job.
-
-    Args:
-        rank: its number; None where nobody knows.
-        pid: likewise.
-        host: likewise.
-        status: as a shell would give it; None where nobody knows.
-        text: what it said last.
-    """
-
-    rank: int | None
-    pid: int | None
-    host: str | None
-    status: int | None
-    text: str
-
-
-class Result(NamedTuple):
-    """How an attempt has ended.
-
-    Args:
-        status: for the launcher to exit with.
-        culprit: the rank that failed first, if one did.
-        signal: that told the launcher to end, if one did.
-        is_late: whether the time was over.
-        has_started: whether any rank had.
-    """
-
-    status: int
-    culprit: Culprit | None = None
-    signal: int | None = None
-    is_late: bool = False
-    has_started: bool = True
 
 
 class Attempt:
@@ -131,21 +96,10 @@ class Attempt:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll = select.poll()
         self._sources: dict[int, tuple[int | None, int]] = {}
-        self._mpiexec = 0
-        self._mpiexec_status: int | None = None
-        self._children: dict[
-            int, str
-        ] = {}  # shells of ranks that the launcher has started itself, with their identities
-        self._identities: dict[
-            int, tuple[str, int]
-        ] = {}  # of every rank on this machine, with its group, by process id
-        self._statuses: dict[int, int] = {}  # of ranks that have ended and not been replaced
-        self._first_failed: int | None = None
+        self._processes = RankProcesses(files)
         self._members: Membership | None = None
         self._hub: Hub | None = None
         self._declared: set[int] = set()  # ranks whose end the hub was told
-        self._newcomers: dict[int, int] = {}  # the shells of those that have replaced ranks, by rank
-        self._ended_at: dict[int, float] = {}
         self._signal: int | None = None
         self._is_late = False
         self._is_closed = False
@@ -183,7 +137,7 @@ class Attempt:
         try:
             pipes = self._start()
             copier = self._files.forward_input() if self._is_local else None
-            watch = self._files.watch(self._mpiexec, () if copier is None else (copier,))
+            watch = self._files.watch(self._processes.mpiexec, () if copier is None else (copier,))
             self._poll.register(self._listener, select.POLLIN)
             self._open_hub_at = time.monotonic() + _TO_START
             while not self._is_over():
@@ -192,7 +146,7 @@ class Attempt:
         except BrokenPipeError:
             self._signal = signal.SIGPIPE  # nobody reads the output any more
         finally:
-            self._kill_all()
+            self._processes.kill_all()
             if copier is not None:
                 os.kill(copier, signal.SIGKILL)
                 os.waitpid(copier, 0)
@@ -209,48 +163,28 @@ class Attempt:
     # ------------------------------------------------------------ starting
 
     def _start(self) -> list[int]:
-        actions: list[tuple[int, ...]] = []
-        reads, writes = [], []
+        descriptors, reads = {}, []
         for stream in (OUT, ERR):
-            read, written = os.pipe()
+            read, descriptors[stream] = os.pipe()
             os.set_blocking(read, False)
             reads.append(read)
-            writes.append(written)
             self._sources[read] = (None, stream)
-            actions.append((os.POSIX_SPAWN_DUP2, written, stream))
-        null = os.open(os.devnull, os.O_RDONLY)
         if self._is_local or os.isatty(0):
             # In a group of its own mpiexec can't read from the terminal; in ours it would get each Ctrl-C too.
-            actions.append((os.POSIX_SPAWN_DUP2, null, 0))
+            descriptors[0] = os.open(os.devnull, os.O_RDONLY)
         self._sources.update(self._files.pipes)
         for descriptor in (*self._sources, self._files.ended, self._wake_read):
             self._poll.register(descriptor, select.POLLIN)
         try:
-            self._mpiexec = self._spawn(self._command, self._environment, actions)
+            self._processes.start_mpiexec(self._command, self._environment, descriptors)
         finally:
-            for descriptor in (*writes, null):
+            for descriptor in descriptors.values():
                 os.close(descriptor)
         return reads
 
-    def _spawn(
-        self, command: Sequence[str], environment: Mapping[str, str], actions: Sequence[tuple[int, ...]] = ()
-    ) -> int:
-        return os.posix_spawn(
-            command[0],
-            list(command),
-            environment,
-            file_actions=actions,
-            setpgroup=0,
-            setsigmask=(),
-            setsigdef=(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE),
-        )
-
-    def _replace(self, process: int) -> None:
-        environment = {**self._environment, "XPDISTRIBUTE_RANK": str(process), "XPDISTRIBUTE_JOIN": "1"}
-        pid = self._spawn(self._files.command(self._program), environment)
-        self._children[pid] = identify(pid)
-        self._statuses.pop(process, None)
-        self._newcomers[process] = pid
+    def _replace(self, rank: int) -> None:
+        environment = {**self._environment, "XPDISTRIBUTE_RANK": str(rank), "XPDISTRIBUTE_JOIN": "1"}
+        self._processes.start_newcomer(rank, self._files.command(self._program), environment)
 
     # ------------------------------------------------------------ waiting
 
@@ -268,7 +202,7 @@ class Attempt:
             elif not self._read(descriptor):
                 self._poll.unregister(descriptor)
                 del self._sources[descriptor]
-        self._reap()
+        self._processes.reap()
         while self._events:
             self._handle(self._events.popleft())
         self._look()
@@ -290,7 +224,7 @@ class Attempt:
         patience = max(0.0, min(times) - time.monotonic()) if times else 3600.0
         if self._output.has_prompt:
             return min(patience, _TO_FINISH_LINE)
-        if self._elastic or self._mpiexec_status is not None:
+        if self._elastic or self._processes.mpiexec_status is not None:
             return min(patience, _LOOK_EVERY)
         return min(patience, _LOOK_SELDOM)
 
@@ -310,16 +244,9 @@ class Attempt:
         return True
 
     def _take_ended(self) -> None:
-        for rank, status, group in self._files.read_ended():
-            if self._newcomers.get(rank, group) != group:
-                continue  # the one that has been replaced
-            self._statuses[rank] = status
-            self._ended_at[rank] = time.monotonic()
-            if status and self._first_failed is None:
-                self._first_failed = rank
-            if status and not self._elastic:
-                # Not every mpiexec ends the others.
-                self._end_by(time.monotonic() + _TO_NOTICE)
+        if self._processes.take_ended() and not self._elastic:
+            # Not every mpiexec ends the others.
+            self._end_by(time.monotonic() + _TO_NOTICE)
 
     def _end_by(self, at: float) -> None:
         self._end_at = at if self._end_at is None else min(self._end_at, at)
@@ -332,18 +259,6 @@ class Attempt:
         self._take_ended()
         self._words.flush()
         self._output.flush()
-
-    def _reap(self) -> None:
-        for pid in [*self._children, *([self._mpiexec] if self._mpiexec_status is None else [])]:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if not ended:
-                continue
-            code = os.waitstatus_to_exitcode(status)
-            code = 128 - code if code < 0 else code
-            if pid == self._mpiexec:
-                self._mpiexec_status = code
-            else:
-                del self._children[pid]
 
     # ------------------------------------------------------------ what the hub tells
 
@@ -363,8 +278,7 @@ class Attempt:
         )
 
     def _rank_of(self, event: Event) -> int | None:
-        pids = self._files.pids()
-        rank = next((rank for rank, (pid, _) in pids.items() if pid == event.pid), None)
+        rank = self._processes.rank_of(event.pid)
         # On other hosts, or before the processes have regrouped, the hub's numbers are the ranks.
         return event.process if rank is None else rank
 
@@ -385,37 +299,36 @@ class Attempt:
             return
         if self._elastic and self._members.has_ended_well:
             # Newcomers that nobody is left to take in would wait for the end of their time.
-            for rank, shell in self._newcomers.items():
-                pid, group = self._files.pids().get(rank, (0, 0))
-                if shell in self._children and group == shell and not self._members.has_taken_in(pid):
-                    send(shell, signal.SIGKILL, self._children[shell], shell)
-                    self._statuses[rank] = 0
+            for rank in self._processes.newcomers:
+                if not self._members.has_taken_in(self._processes.pids().get(rank, 0)):
+                    self._processes.kill_newcomer(rank)
         just_now = time.monotonic() - _TO_HEAR
-        pids = self._files.pids() if self._statuses else {}
-        for rank, status in list(self._statuses.items()):
-            if rank not in pids or self._ended_at[rank] > just_now or self._members.knows(pids[rank][0]):
+        processes = self._processes
+        pids = processes.pids() if processes.statuses else {}
+        for rank, status in list(processes.statuses.items()):
+            if rank not in pids or processes.ended_at[rank] > just_now or self._members.knows(pids[rank]):
                 continue
-            pid, _ = pids[rank]
-            if rank in self._newcomers:
-                # The hub's numbers are others by now, and it may wait for nobody in this place.
+            if rank in processes.newcomers:
+                # The hub's numbers are others by now, and it waits for nobody in this place.
+                processes.ended_at[rank] = float("inf")
                 if status:
-                    self._obey(self._members.newcomer_ended(rank, pid, status))
-                self._ended_at[rank] = float("inf")
+                    self._obey(self._members.newcomer_ended(rank, pids[rank], status))
             elif rank not in self._declared:
                 self._declared.add(rank)
-                what = f"its process (pid {pid}) ended with status {status} without joining the job"
+                what = f"its process (pid {pids[rank]}) ended with status {status} without joining the job"
                 self._hub.declare_lost(rank, what)
 
     # ------------------------------------------------------------ ending
 
     def _is_over(self) -> bool:
         """Whether no rank is left; also sees to it that mpiexec notices."""
-        if self._mpiexec_status is not None and not self._children:
-            # With --elastic too: mpiexec ends when the ranks that it has started have.
+        processes = self._processes
+        if processes.mpiexec_status is not None and not processes.has_newcomers:
             return True
-        if not self._elastic or self._end_at is not None or self._children:
+        if not self._elastic or self._end_at is not None or processes.has_newcomers:
             return False
-        if self._is_local and len(self._statuses) == self._num_processes:
+        if self._is_local and len(processes.statuses) == self._num_processes:
+            # With ULFM it sometimes never ends.
             self._end_by(time.monotonic() + _TO_NOTICE)
             self._end_step = 1
         return False
@@ -427,94 +340,39 @@ class Attempt:
             if self._signal == signal.SIGINT:
                 # Everybody's traceback of the same Ctrl-C would bury what the first one says.
                 self._output.hidden.update((rank, ERR) for rank in range(1, self._num_processes))
-            for pid, (identity, _) in self._ranks().items():
-                send(pid, number, identity)
+            self._processes.signal_ranks(number)
             self._end_step, self._end_at = 1, now + _TO_END
             if self._is_local and self._files.pids():
                 return
             self._end_at = now  # the ranks of other hosts are mpiexec's to tell
         if self._end_step == 1:
-            self._signal_mpiexec(signal.SIGTERM)
-            for pid, identity in self._children.items():
-                send(pid, signal.SIGKILL, identity, pid)
+            self._processes.signal_mpiexec(signal.SIGTERM)
+            self._processes.kill_newcomers()
             self._end_step, self._end_at = 2, now + (_TO_CLEAN_UP if self._is_local else 3 * _TO_CLEAN_UP)
         elif self._end_step == 2:
-            self._kill_all()
+            self._processes.kill_all()
             self._end_at = now + _TO_CLEAN_UP
-
-    def _ranks(self) -> dict[int, tuple[str, int]]:
-        """Identities and groups of the ranks of this machine, by process id."""
-        for pid, group in self._files.pids().values():
-            if pid not in self._identities:
-                self._identities[pid] = identify(pid), group
-        return self._identities
-
-    def _kill_all(self) -> None:
-        """Whatever is left, at once."""
-        for pid, (identity, group) in self._ranks().items():
-            send(pid, signal.SIGKILL, identity, group)
-        for pid, identity in self._children.items():
-            send(pid, signal.SIGKILL, identity, pid)
-        self._signal_mpiexec(signal.SIGKILL)
-        if self._mpiexec and self._mpiexec_status is None:
-            self._mpiexec_status = 128 - os.waitstatus_to_exitcode(os.waitpid(self._mpiexec, 0)[1])
-        for pid in list(self._children):
-            os.waitpid(pid, 0)
-            del self._children[pid]
-
-    def _signal_mpiexec(self, number: int) -> None:
-        if self._mpiexec and self._mpiexec_status is None:
-            os.kill(self._mpiexec, number)
 
     # ------------------------------------------------------------ the result
 
     def _result(self) -> Result:
-        pids = {rank: pid for rank, (pid, _) in self._files.pids().items()}
-        has_started = bool(pids) or not self._is_local
+        has_started = bool(self._processes.pids()) or not self._is_local
         if self._signal is not None:
             return Result(128 + self._signal, signal=self._signal, has_started=has_started)
         if self._is_late:
             return Result(124, is_late=True, has_started=has_started)
-        status = self._mpiexec_status or 0
-        if self._elastic and self._members is not None:
-            if self._members.has_ended_well:
-                return Result(0)
-            status = status or 1
-        culprit = self._culprit(status, pids)
+        status = self._processes.mpiexec_status or 0
+        if self._elastic:
+            # mpiexec was told of no failure, and may have been ended when no rank was left.
+            own = self._processes.statuses.values()
+            has_ended_well = 0 in own if self._members is None else self._members.has_ended_well
+            if self._is_local or self._members is not None:
+                if has_ended_well:
+                    return Result(0)
+                status = status or 1
+        culprit = find_culprit(
+            status, self._processes, self._members, self._words.endings, self._output, is_local=self._is_local
+        )
         if culprit is None:
             return Result(status, has_started=has_started)
         return Result(culprit.status or status or 1, culprit, has_started=has_started)
-
-    def _culprit(self, status: int, pids: Mapping[int, int]) -> Culprit | None:
-        if not status:
-            return None
-        first = None if self._members is None else self._members.loss
-        if first is not None and first.process is not None:
-            # The hub knows whose failure the others only followed, though these may have ended earlier.
-            own = self._statuses.get(first.process)
-            if own is None:
-                own = status if first.has_died or status > 1 else 1
-            text = self._output.last_words(first.process) if first.has_died else first.text
-            return Culprit(first.process, first.pid or pids.get(first.process), first.host or None, own, text)
-        if self._first_failed is not None:
-            rank = self._first_failed
-            words = self._output.last_words(rank)
-            return Culprit(rank, pids.get(rank), own_host(), self._statuses[rank], words)
-        if not self._words.endings:
-            return None
-        ending = _completed(self._words.endings[0], pids)
-        text = "" if ending.rank is None else self._output.last_words(ending.rank)
-        host = own_host() if self._is_local else None
-        return Culprit(ending.rank, ending.pid, host, ending.status, text)
-
-
-def _completed(ending: Ending, pids: Mapping[int, int]) -> Ending:
-    """With the rank that a process id belongs to, and the other way round."""
-    if ending.rank is None:
-        return ending._replace(rank=next((rank for rank, pid in pids.items() if pid == ending.pid), None))
-    return ending if ending.pid is not None else ending._replace(pid=pids.get(ending.rank))
-
-
-def own_host() -> str:
-    """What a process of this machine calls its host."""
-    return os.environ.get("XPDISTRIBUTE_HOST") or os.uname().nodename

@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from xpdistribute.attempt import Attempt, Culprit, Result
+from xpdistribute.attempt import Attempt
 from xpdistribute.environment import inherited, settings
 from xpdistribute.host import find_cores
 from xpdistribute.hostfile import Host, allocation, are_local
 from xpdistribute.mpiexec import Mpiexec, find_mpiexec, shares
+from xpdistribute.outcome import Result, how, who
 from xpdistribute.output import Output
 from xpdistribute.rank_files import RankFiles, remote_command
 from xpdistribute.run_options import USAGE, RunOptions, parse
@@ -66,9 +67,9 @@ def _launch(options: RunOptions) -> int:
         if is_final or options.elastic or restart == options.max_restarts:
             break
         restart += 1
-        who = "it" if result.culprit is None else _who(result.culprit)
+        what = "it" if result.culprit is None else who(result.culprit)
         Output.say(
-            f"{who} ended with status {result.status}; the job is started again ({restart} of {options.max_restarts})"
+            f"{what} ended with status {result.status}; the job is started again ({restart} of {options.max_restarts})"
         )
         time.sleep(_RESTART_PAUSE)
     _conclude(result, options)
@@ -226,31 +227,11 @@ def _conclude(result: Result, options: RunOptions) -> None:
         others = "" if options.num_processes == 1 else "; the others were ended"
         text = result.culprit.text.strip()
         said = ". What it said last:" if text else ""
-        Output.say(f"{_who(result.culprit)} {_how(result.culprit)}{others}{said}")
+        Output.say(f"{who(result.culprit)} {how(result.culprit)}{others}{said}")
         if text:
             sys.stderr.write(text + "\n")
     elif result.status:
         Output.say(f"mpiexec ended with status {result.status}, and did not say why")
-
-
-def _who(culprit: Culprit) -> str:
-    where = [f"pid {culprit.pid}"] if culprit.pid else []
-    if culprit.host:
-        where.append(f"host {culprit.host}")
-    name = "a rank" if culprit.rank is None else f"rank {culprit.rank}"
-    return f"{name} ({', '.join(where)})" if where else name
-
-
-def _how(culprit: Culprit) -> str:
-    status = culprit.status
-    if status is None:
-        return "has failed"
-    if status > 128:
-        try:
-            return f"was killed by {signal.Signals(status - 128).name}"
-        except ValueError:
-            return f"ended with status {status}"
-    return f"ended with status {status}"
 
 
 def _own_address(hosts: Sequence[Host]) -> str | None:

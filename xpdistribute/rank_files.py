@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import stat
 from collections.abc import Sequence
 
 from xpdistribute.output import ERR, OUT
-from xpdistribute.process_identity import identify
 
 _SHELL = "/bin/sh"
 _RANK = "${XPDISTRIBUTE_RANK:-${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-$PMI_RANK}}}"
@@ -186,19 +184,6 @@ class RankFiles:
 def remote_command(program: Sequence[str], *, all_output: bool) -> list[str]:
     """The command of a rank that may be on another host."""
     return [_SHELL, "-c", _REMOTE, "xpdistribute", "all" if all_output else "first", *program]
-
-
-def send(pid: int, number: int, identity: str, group: int = 0) -> None:
-    """Send a signal to the process that `identify` named; SIGKILL goes to all of its process group, if that is ``group``."""
-    if identify(pid) != identity:
-        return
-    try:
-        if number == signal.SIGKILL and group and os.getpgid(pid) == group:
-            os.killpg(group, number)
-        else:
-            os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        return
 
 
 def _new_folder() -> str:

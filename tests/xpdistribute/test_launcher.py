@@ -438,3 +438,21 @@ def test_a_replacement_that_can_not_start_is_told_and_not_tried_for_ever(
         "ended with status 9 before it joined; another one is started in its place (2 of 2)",
         "ended with status 9 before it joined; it has been replaced 2 times, so the others go on without it",
     ]
+
+
+def test_an_elastic_job_of_which_every_rank_fails_has_failed(script: Script) -> None:
+    done = run("-n", "2", "--elastic", script("sys.exit(6)"))
+    assert done.returncode == 6, done.stderr
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_of_an_elastic_job_is_killed_and_replaced(script: Script, tmp_path: Path) -> None:
+    program = script(MEMBER.replace("+ 20", "+ 40").replace("20.0", "40.0").format(root=str(ROOT)))
+    process = start("-n", "3", "--elastic", "--all-output", program, str(tmp_path))
+    stopped = pids_in(tmp_path, 3)[1]
+    os.kill(stopped, signal.SIGSTOP)
+    out, err = process.communicate(timeout=50)
+    assert process.returncode == 0, err
+    assert sorted(out.splitlines()) == ["end 0", "end 1", "end 2", "new 1"]
+    assert not is_running(stopped)
+    assert "does not answer and is treated as dead; another one is started in its place (1 of 3)" in err
