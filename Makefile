@@ -79,7 +79,7 @@ $(BIN)/pip:
 $(INSTALLED): pyproject.toml | $(BIN)/pip
 	@echo "Installing xpdistribute and what its demo, tests and benchmarks need into $(VENV) (once; a minute or two) ..."
 	@$(PIP) install 'pip>=25.1'
-	@$(PIP) install --editable '.[demo,bench,checkpoint]' --group dev
+	@$(PIP) install --editable '.[demo,bench,checkpoint,mpi]' --group dev
 	@touch $@
 
 $(FRAMEWORKS): pyproject.toml | $(INSTALLED)
