@@ -120,4 +120,9 @@ def training_step(strategy: Strategy, replica_batch_size: int) -> Callable[[], A
 def num_wrong(strategy: Strategy, step: Callable[[], Any], examples: int, steps: int = 3) -> int:
     """How many of the first losses differ from plain NumPy's. Makes those steps."""
     losses = [float(np.asarray(strategy.reduce("SUM", step(), axis=None))) for _ in range(steps)]
-    return int(np.count_nonzero(~np.isclose(losses, plain_losses(examples, steps), rtol=1e-4)))
+    return num_wrong_losses(losses, examples)
+
+
+def num_wrong_losses(losses: Sequence[float], examples: int) -> int:
+    """How many of the first steps' losses differ from plain NumPy's."""
+    return int(np.count_nonzero(~np.isclose(losses, plain_losses(examples, len(losses)), rtol=1e-4)))

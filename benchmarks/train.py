@@ -15,9 +15,10 @@ from typing import Any, final
 import numpy as np
 
 from benchmarks.harness import Case, Timing, by_turns, call
-from benchmarks.mlp import SIZES, num_wrong, start_and_batch, training_step
+from benchmarks.mlp import SIZES, num_wrong, num_wrong_losses, start_and_batch, training_step
 from benchmarks.report import Report
 from benchmarks.setups import STRATEGIES, Settings, cpus, report_ratios, this_replica
+from benchmarks.thread_floor import BareThreads
 from strategies import Strategy
 
 REPLICA_BATCH = 64
@@ -149,6 +150,9 @@ def _scaling(settings: Settings, report: Report) -> None:
             cases[f"strong {replicas}"] = call(strong[replicas].step)
             cases[f"communicate {replicas}"] = call(weak[replicas].communicate)
             cases[f"dispatch {replicas}"] = call(weak[replicas].dispatch)
+            bare = stack.enter_context(closing(BareThreads(replicas, REPLICA_BATCH)))
+            wrong += num_wrong_losses([bare.step() for _ in range(3)], replicas * REPLICA_BATCH)
+            cases[f"bare {replicas}"] = call(bare.step)
             if settings.rival is not None and replicas <= 2:
                 for mode in ("eager", "function"):
                     cases[f"{settings.rival.name} {mode} {replicas}"] = settings.rival.case(
@@ -165,6 +169,7 @@ def _scaling(settings: Settings, report: Report) -> None:
         strong_share = timings["strong 1"].median / (replicas * whole.median)
         alone = timings[f"communicate {replicas}"].median - timings[f"dispatch {replicas}"].median
         communication = max(0.0, alone) / step.median
+        bare_threads = timings[f"bare {replicas}"]
         rows.append(
             [
                 replicas,
@@ -174,6 +179,7 @@ def _scaling(settings: Settings, report: Report) -> None:
                 f"{100 * strong_share:.1f}",
                 f"{100 * communication:.1f}",
                 *(f"{seconds * 1e6:.0f}" for seconds in (step.minimum, step.median, step.p95)),
+                f"{bare_threads.median * 1e6:.0f}",
             ]
         )
         report.record(
@@ -187,6 +193,7 @@ def _scaling(settings: Settings, report: Report) -> None:
                 "strong_efficiency": strong_share,
                 "communication_share_of_step": communication,
                 "strong_global_batch": strong_batch,
+                "bare_threads": bare_threads.describe(),
                 "weak": step.describe(),
                 "strong": whole.describe(),
                 "wrong": wrong if replicas == counts[0] else 0,
@@ -195,12 +202,15 @@ def _scaling(settings: Settings, report: Report) -> None:
     report.line(
         f"# weak: {REPLICA_BATCH} examples a replica; strong: {strong_batch} in all; 1 replica is OneDevice"
     )
-    titles = "replicas,global ex/s,ex/s/replica,weak eff%,strong eff%,comm%,step min_us,p50_us,p95_us"
+    titles = (
+        "replicas,global ex/s,ex/s/replica,weak eff%,strong eff%,comm%,step min_us,p50_us,p95_us,bare p50_us"
+    )
     report.table(titles.split(","), rows)
     report.line(
         "# comm%: an in-place all_reduce of as many bytes as the gradients, alone and without the dispatch, "
         "as a share of the weak step"
     )
+    report.line("# bare: the same arithmetic on as many threads, without the library")
     compared = [
         (
             f"MLP step, {replicas} x {REPLICA_BATCH}",
