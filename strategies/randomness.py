@@ -7,12 +7,13 @@ can't be repeated; one shared by threads gives numbers that depend on who comes 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
 
 from collectives.calls import Call
+from collectives.fork_safe_lock import ForkSafeLock
 from variables.replica_context import Owner, ReplicaContext, ReplicaContextError, current
 
 _STATE = Call("ReplicaGenerators.state")
@@ -44,11 +45,13 @@ class ReplicaGenerators:
                 "ReplicaGenerators: made inside a step, where each would be new in every step; make it in strategy.scope()"
             )
         self._owner: Owner | None = None if context is None else context.strategy
-        self._size = 1 if self._owner is None else self._owner.num_replicas_in_sync
         self._seed = _seed(seed)
         self._across = _stream(self._seed, _ACROSS)
-        self._common = [_stream(self._seed, _COMMON) for _ in range(self._size)]
-        self._own = [_stream(self._seed, _OWN, replica) for replica in range(self._size)]
+        # Of the replicas here, by their numbers in this process: in all processes they change when a job goes on with others.
+        self._common = [_stream(self._seed, _COMMON) for _ in self._local_replicas]
+        self._own: list[np.random.Generator] = []
+        self._beginning = ForkSafeLock()
+        self._begin(self._size)
         self._kept: list[dict[str, Any]] = []  # of replicas that there are no more
 
     @property
@@ -60,7 +63,7 @@ class ReplicaGenerators:
         Raises:
             ReplicaContextError: outside of a step of its strategy.
         """
-        return self._common[self._replica("common")]
+        return self._common[self._replica("common")[1]]
 
     def replica(self) -> np.random.Generator:
         """The calling replica's own stream: for dropout, noise and augmentation.
@@ -68,7 +71,10 @@ class ReplicaGenerators:
         Raises:
             ReplicaContextError: outside of a step of its strategy.
         """
-        return self._own[self._replica("replica")]
+        replica, _ = self._replica("replica")
+        if replica >= len(self._own):
+            self._begin(replica + 1)
+        return self._own[replica]
 
     @property
     def across(self) -> np.random.Generator:
@@ -94,13 +100,12 @@ class ReplicaGenerators:
         """
         self._require_outside("state")
         link = None if self._owner is None else self._owner.link
-        if link is None:
-            return self._state_with(self._drawn(range(self._size)), _state_of(self._across))
-        mine = range(link.first, link.first + link.counts[link.process])
         across = _state_of(self._across)
+        if link is None:
+            return self._state_with(self._drawn(), across)
         assert self._owner is not None
         told: Any = self._owner.across(
-            lambda: link.gather_objects(_STATE, [(drawn, across) for drawn in self._drawn(mine)])
+            lambda: link.gather_objects(_STATE, [(drawn, across) for drawn in self._drawn()])
         )
         return self._state_with([drawn for drawn, _ in told], told[0][1])
 
@@ -110,15 +115,18 @@ class ReplicaGenerators:
         Of the replicas in other processes it only knows where their streams began.
         """
         self._require_outside("state_for_newcomer")
-        link = None if self._owner is None else self._owner.link
-        first = 0 if link is None else link.first
-        common = _state_of(self._common[first])
+        common = _state_of(self._common[0])
+        self._begin(self._size)
         own = [_state_of(generator) for generator in self._own]
         return self._state_with([(common, one) for one in own], _state_of(self._across))
 
-    def _drawn(self, replicas: Iterable[int]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """The states of replicas' copies of the common stream and of their own ones."""
-        return [(_state_of(self._common[replica]), _state_of(self._own[replica])) for replica in replicas]
+    def _drawn(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """The states of the common stream's copies here, and of the streams of the replicas here."""
+        self._begin(self._size)
+        return [
+            (_state_of(common), _state_of(self._own[replica]))
+            for common, replica in zip(self._common, self._local_replicas, strict=True)
+        ]
 
     def _state_with(
         self, drawn: Sequence[tuple[dict[str, Any], dict[str, Any]]], across: dict[str, Any]
@@ -132,7 +140,7 @@ class ReplicaGenerators:
                 )
         return {
             "seed": list(self._seed),
-            "num_replicas": self._size,
+            "num_replicas": len(drawn),
             "across": across,
             "common": common,
             "replicas": [own for _, own in drawn] + self._kept,
@@ -170,6 +178,7 @@ class ReplicaGenerators:
         self._across.bit_generator.state = across
         for generator in self._common:
             generator.bit_generator.state = common
+        self._begin(self._size)
         for replica, generator in enumerate(self._own):
             fresh = _state_of(_stream(seed, _OWN, replica))
             generator.bit_generator.state = own[replica] if replica < len(own) else fresh
@@ -179,12 +188,31 @@ class ReplicaGenerators:
 
     # ------------------------------------------------------------------ inside
 
-    def _replica(self, method: str) -> int:
+    @property
+    def _size(self) -> int:
+        return 1 if self._owner is None else self._owner.num_replicas_in_sync
+
+    @property
+    def _local_replicas(self) -> range:
+        """The replicas of this process, by their numbers in all."""
+        link = None if self._owner is None else self._owner.link
+        if link is None:
+            return range(self._size)
+        return range(link.first, link.first + link.counts[link.process])
+
+    def _begin(self, size: int) -> None:
+        """Have a stream of its own for each of the first so many replicas."""
+        with self._beginning:
+            for replica in range(len(self._own), size):
+                self._own.append(_stream(self._seed, _OWN, replica))
+
+    def _replica(self, method: str) -> tuple[int, int]:
+        """The number of the calling replica among all, and in this process."""
         context = current.get()
         if isinstance(context, ReplicaContext) and context.strategy is self._owner:
-            return context.replica_id_in_sync_group
+            return context.replica_id_in_sync_group, context.local_replica_id
         if context is None and self._owner is None:
-            return 0
+            return 0, 0
         made = "outside any scope" if self._owner is None else f"under {self._owner!r}"
         used = (
             f"in a step of {context.strategy!r}"

@@ -34,7 +34,8 @@ def _job(body: Callable[[Rank], Any], killed: int) -> list[Any]:
     with ElasticJob(3, body) as job:
         stories = job.finish()
         assert [number for number, story in enumerate(stories) if story.was_killed] == [killed]
-        assert not [story.failure for story in stories if story.failure]
+        failures = [story.failure for story in stories if story.failure]
+        assert not failures, failures[0]
         return [story.result for story in job.survivors]
 
 
@@ -125,3 +126,35 @@ def test_a_newcomer_neither_saves_nor_restores_before_it_is_taken_in(tmp_path: P
     assert "waits to be taken into the job" in results[2][0]
     assert results[0][0] == ""
     assert results[0][3:] == (4, [10.0, 10.0])
+
+
+def test_random_streams_are_saved_and_the_common_one_stays_common_when_numbers_change(tmp_path: Path) -> None:
+    def body(rank: Rank) -> Any:
+        s = elastic_strategy(rank, 2)
+        with s.scope():
+            v, generators = xd.Variable(0.0), xd.ReplicaGenerators(3)
+
+        def draw() -> Any:
+            return np.array([[generators.common.random(), generators.replica().random()]])
+
+        s.gather(s.run(draw), 0)
+        if rank.number == 0:
+            rank.die()
+        xd.Checkpoint(v=v, generators=generators).save(tmp_path / "ck")
+        drawn = s.gather(s.run(draw), 0)
+        return drawn.tolist(), s.num_replicas_in_sync
+
+    first, second = _job(body, 0)
+    assert first == second
+    drawn, num_replicas = first
+    assert num_replicas == 4
+    common, own = zip(*drawn, strict=True)
+    assert len(set(common)) == 1
+    assert len(set(own)) == 4
+    # As many replicas in one process draw the same from there on.
+    strategy = xd.MirroredStrategy([f"cpu:{number}" for number in range(4)])
+    with strategy.scope():
+        generators = xd.ReplicaGenerators(3)
+    xd.Checkpoint(generators=generators).restore(tmp_path / "ck").expect_partial()
+    there = strategy.run(lambda: np.array([[generators.common.random(), generators.replica().random()]]))
+    assert strategy.gather(there, 0).tolist() == drawn

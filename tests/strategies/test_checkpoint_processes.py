@@ -53,6 +53,7 @@ class Written:
 
 
 def test_all_save_and_only_the_chief_writes(tmp_path: Path) -> None:
+    """B57."""
     path = tmp_path / "folder" / "ck"
 
     def save() -> tuple[str, list[str], float]:
@@ -298,6 +299,7 @@ def _mirrored(num_replicas: int) -> xd.Strategy:
 
 
 def test_a_run_goes_on_bit_for_bit_in_other_numbers_of_processes_and_replicas(tmp_path: Path) -> None:
+    """B59 and B61."""
     undisturbed = _train(_mirrored(4), range(4), None, None)
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     first = run_in_job(2, lambda: _train(strategy_of(2), range(1), None, a))
@@ -468,6 +470,8 @@ def test_replicas_draw_the_same_numbers_in_any_processes(tmp_path: Path) -> None
 
 
 def test_the_latest_checkpoint_is_what_the_chief_finds(tmp_path: Path) -> None:
+    """B61."""
+
     def manage() -> Any:
         s = strategy_of(1)
         own = tmp_path / str(s.worker_id)  # as where hosts don't share a disk

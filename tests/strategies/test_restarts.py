@@ -245,6 +245,7 @@ print("result", xd.run_with_restarts(train, manager))
     importlib.util.find_spec("mpi4py") is None, reason="needs xpdistribute[mpi], which brings mpiexec"
 )
 def test_a_killed_worker_has_the_job_started_again_at_the_last_checkpoint(tmp_path: Path) -> None:
+    """B78."""
     script = tmp_path / "train.py"
     script.write_text(_TRAIN)
 
