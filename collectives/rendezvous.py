@@ -342,13 +342,17 @@ class Rendezvous:
             mine.__notes__ = list(getattr(failure, "__notes__", ()))
             raise mine
         raise CollectiveAbortedError(
-            f"{call}: {self._member} {member} was released because another {self._member} failed with {failure!r}"
+            f"{call}: {self._named(member)} was released because another {self._member} failed with {failure!r}"
         ) from failure
+
+    def _named(self, member: int) -> str:
+        """A member as messages name it: by its number among those of all processes."""
+        return f"{self._member} {self.recorder.members[member]}"
 
     def _mismatch(self) -> CollectiveMismatchError:
         calls = [None if ended else str(call) for ended, call in zip(self._ended, self._calls, strict=True)]
         listed = "; ".join(
-            f"{self._member} {member} "
+            f"{self._named(member)} "
             + (f"calls {self._calls[member]}" if self._calls[member] and not self._ended[member] else "")
             + ("has finished without another call" if self._ended[member] else "")
             + ("makes no call yet" if not self._calls[member] and not self._ended[member] else "")
@@ -364,10 +368,11 @@ class Rendezvous:
 
     def _late(self, member: int, call: Call) -> CollectiveTimeoutError:
         missing = [other for other in range(self.size) if self._calls[other] is None]
-        waiting = "; ".join(f"{self._member} {m} in {c}" for m, c in enumerate(self._calls) if c is not None)
+        of_all = f" of {self.size}" if self.recorder.members[0] == 0 else ""
+        waiting = "; ".join(f"{self._named(m)} in {c}" for m, c in enumerate(self._calls) if c is not None)
         failure = CollectiveTimeoutError(
-            f"{call}: {self._member} {member} of {self.size} waited {self.timeout:g} s for the others at seq "
-            f"{self._sequence}; missing: {', '.join(f'{self._member} {m}' for m in missing) or 'nobody'}; waiting: "
+            f"{call}: {self._named(member)}{of_all} waited {self.timeout:g} s for the others at seq "
+            f"{self._sequence}; missing: {', '.join(map(self._named, missing)) or 'nobody'}; waiting: "
             f"{waiting}; did every {self._member} call it? — raise timeout_seconds if one is only slow",
             missing,
         )

@@ -66,6 +66,10 @@ def gather_linked(link: Link, value: Any, axis: int) -> Any:
 
 
 def _reduce_axes(link: Link, op: ReduceOp, arrays: Sequence[Array], axes: tuple[int, ...]) -> Array:
+    for array in arrays:
+        for axis in axes:
+            if not -array.ndim <= axis < array.ndim:
+                raise np.exceptions.AxisError(axis, array.ndim, "reduce")
     dtype = arrays[0].dtype
     op.require(dtype, "reduce")
     wide, result_dtype = op.accumulator_dtype(dtype), op.result_dtype(dtype)

@@ -140,7 +140,9 @@ class ReplicaThreads:
                 _deliver_pending_exception()
         except BaseException as error:  # noqa: BLE001  # handed to the caller, which raises it
             self._errors[replica] = error
-            _note(error, f"in replica {replica} of {self._size} ({self._devices[replica]})")
+            context = self._contexts[replica]
+            number, count = context.replica_id_in_sync_group, context.num_replicas_in_sync
+            _note(error, f"in replica {number} of {count} ({self._devices[replica]})")
             self._rendezvous.abort(error)
             if isinstance(error, CollectiveTimeoutError):
                 self._report_caller(error)

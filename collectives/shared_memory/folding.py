@@ -15,6 +15,7 @@ import numpy as np
 
 from collectives.arrays import Array
 from collectives.calls import Call
+from collectives.errors import common
 from collectives.reduce_op import ReduceOp
 from collectives.reduction import CHUNK_BYTES, Fold, fold
 from collectives.shared_memory.lending import Lending
@@ -123,11 +124,15 @@ class Folding:
         self._meeting.come(turn, kind.digest)
         if targets:
             columns = kind.rows[turn]
-            if len(columns) == 1 and len(targets) == 1:
-                fold(op, columns[0], targets[0])
-                return
-            for number, rows in enumerate(columns):
-                fold(op, rows, [target[number] for target in targets])
+            try:
+                if len(columns) == 1 and len(targets) == 1:
+                    fold(op, columns[0], targets[0])
+                    return
+                for number, rows in enumerate(columns):
+                    fold(op, rows, [target[number] for target in targets])
+            except OverflowError as error:
+                # All have the same numbers, and targets of one dtype: what is too large here is so in all processes.
+                raise common(error) from None
 
     # ------------------------------------------------------------ large arrays
 

@@ -116,6 +116,10 @@ class Meeting:
         """A new collective; the slot of its first phase."""
         if self._broken is not None:
             self.require_working()
+        watch = self._watch
+        if watch is not None and isinstance(watch.failure, CollectiveTimeoutError):
+            # The others have given this process up: what they left here must not look like a collective that succeeds.
+            self._break(watch.failure)
         self._sequence += 1
         self._call = call
         self._recent.append(call)
