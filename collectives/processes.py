@@ -37,6 +37,7 @@ class Processes:
         channel: to the hub of the job; None where this process is alone.
         place: of this process in it, as it was found when it joined.
         timeout: seconds that they wait for one another where no strategy says otherwise: those of the first one made.
+        names: by process, what tells it apart however numbers change.
 
     Args:
         channel: as the attribute.
@@ -53,7 +54,11 @@ class Processes:
         self._num_links = 0
         self._kept: list[tuple[weakref.ref[RenewableLink], CommunicationOptions, int]] = []
         self._all: weakref.WeakSet[Link] = weakref.WeakSet()
-        self._renewals: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._renewals: list[
+            tuple[weakref.WeakMethod[Callable[[], None]], weakref.WeakMethod[Callable[[], list[str]]]]
+        ] = []
+        is_member = channel is None or channel.process >= 0
+        self.names = tuple(f"process {number}" for number in range(self.num_processes if is_member else 0))
 
     @property
     def process(self) -> int:
@@ -139,35 +144,53 @@ class Processes:
     def regroup(self, *, admit: bool, timeout: float) -> None:
         """Go on with the processes that are left, and with newcomers if all admit them. All call it at the same time.
 
-        Every link is made anew between these processes; then those who asked for it by `on_renewal` are told.
+        Every link is made anew between these processes; then those who asked for it by `on_renewal` are told. If
+        another process is lost meanwhile, all of that is done again without it, and newcomers wait for the next time.
 
         Raises:
             CollectiveError: it is not possible.
+            ValueError: this process is a newcomer that has other strategies than the others.
         """
         channel = self.channel
         assert channel is not None
         while True:
-            channel.regroup(None, admit, timeout)
+            own = [words() for _, describe in self._renewals if (words := describe()) is not None]
+            regrouped = channel.regroup(own, admit, timeout)
+            members = regrouped.members
+            # A number means another process now; a name stays.
+            self.names = tuple(
+                self.names[old]
+                if (old := member.old_process) is not None and old < len(self.names)
+                else str(member.pid)
+                for member in members
+            )
             self._num_links = 0
+            if members[regrouped.process].is_new:
+                _require_alike(own, members[0].info)
             try:
                 self._kept = [kept for kept in self._kept if kept[0]() is not None]
                 for reference, options, num_members in self._kept:
                     link = reference()
                     assert link is not None
                     link.renew(self._new_link(num_members, options, "auto"))
-                break
+                for renewal, _ in self._renewals:
+                    told = renewal()
+                    if told is not None:
+                        told()
+                return
             except PeerFailedError as error:
                 if error.process not in channel.gone:
                     raise
-                admit = False  # another one was lost meanwhile; newcomers wait for the next time
-        for renewal in self._renewals:
-            told = renewal()
-            if told is not None:
-                told()
+                admit = False
 
-    def on_renewal(self, told: Callable[[], None]) -> None:
-        """Call a method after every `regroup`, as long as its object exists."""
-        self._renewals.append(weakref.WeakMethod(told))
+    def on_renewal(self, told: Callable[[], None], describe: Callable[[], list[str]]) -> None:
+        """Call a method in every `regroup`, as long as its object exists.
+
+        Args:
+            told: called when the links have been made anew; it may be called again, if a process is lost meanwhile.
+            describe: what a newcomer must have like the others, in words.
+        """
+        self._renewals.append((weakref.WeakMethod(told), weakref.WeakMethod(describe)))
 
     def _new_link(self, num_members: int, options: CommunicationOptions, backend: str) -> Link:
         channel = self.channel
@@ -232,6 +255,23 @@ class Processes:
             name=name,
         )
         return HostsLink(shared, between, hosts, watch=channel)
+
+
+def _require_alike(own: list[list[str]], others: list[list[str]]) -> None:
+    """Refuse to be taken in by processes that have made something else."""
+    if len(own) != len(others):
+        raise ValueError(
+            f"share_state: this process, which has come later, has {len(own)} strategies, the others have {len(others)}; need the "
+            "same program"
+        )
+    for mine, theirs in zip(own, others, strict=True):
+        if mine != theirs:
+            only, lacking = sorted(set(mine) - set(theirs)), sorted(set(theirs) - set(mine))
+            raise ValueError(
+                f"share_state: this process, which has come later, has {', '.join(only) or 'nothing'} that the others don't have, and "
+                f"lacks {', '.join(lacking) or 'nothing'} that they have; need the same program, which makes all variables before it "
+                "calls share_state"
+            )
 
 
 def _exchange(channel: Channel, name: str, timeout: float) -> Callable[[Any], list[Any]]:

@@ -19,7 +19,7 @@ from variables.synchronization import VariableSynchronization
 from variables.variable import Variable, VariableSpec
 
 if TYPE_CHECKING:
-    from strategies.recovery import SharedState
+    from strategies.newcomers import SharedState
 
 _TO_START = 300.0
 """Seconds that a process waits for the others to start, unless told otherwise."""
@@ -41,6 +41,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         devices: of this process's replicas; None takes its share of the host's GPUs, or one CPU where there is none.
         on_membership_change: in an elastic job (``xpdistribute run --elastic``), called on every process with a `MembershipChange`
             when processes were lost or have come, before it goes on.
+        min_workers: an elastic job does not go on with fewer processes; all that are left raise a `PeerFailedError` then.
         backend: how processes exchange data: ``"auto"`` is shared memory inside a host and MPI between hosts.
 
     Raises:
@@ -58,6 +59,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         cross_device_ops: CrossDeviceOps | None = None,
         backend: str = "auto",
         on_membership_change: Callable[[MembershipChange], object] | None = None,
+        min_workers: int = 1,
     ) -> None:
         # What talks to other processes is loaded by those who have some.
         from collectives.processes import join  # noqa: PLC0415
@@ -80,13 +82,19 @@ class MultiWorkerMirroredStrategy(Strategy):
                 f"MultiWorkerMirroredStrategy: got {', '.join(on_gpus)} and {self._processes.num_processes} processes; collectives between "
                 "GPUs of several processes need the NCCL backend, which this version does not have — pass devices=['cpu:0']"
             )
+        num_processes = self._processes.num_processes
+        if not 1 <= min_workers <= num_processes:
+            raise ValueError(
+                f"MultiWorkerMirroredStrategy: got min_workers={min_workers}; need a number from 1 to that of the processes, "
+                f"{num_processes}"
+            )
         link = self._processes.link(len(own), options, backend)
         super().__init__(
             own,
             cross_device_ops=cross_device_ops,
             communication_options=communication_options,
             link=link,
-            on_failure=self._processes.fail,
+            on_failure=self._fail,
         )
         self._memory = FlatMemory(self.devices, link)
         self._before_first_step = self._warn_of_changes
@@ -95,7 +103,13 @@ class MultiWorkerMirroredStrategy(Strategy):
             from strategies.recovery import Recovery  # noqa: PLC0415
 
             self._recovery = Recovery(
-                self._processes, link, self._steps, on_membership_change, options.timeout, self._set_journal
+                self._processes,
+                link,
+                self._steps,
+                on_membership_change,
+                options.timeout,
+                self._set_journal,
+                min_workers,
             )
 
     @property
@@ -129,6 +143,12 @@ class MultiWorkerMirroredStrategy(Strategy):
         loop goes by. A process that has come later waits in it until it is taken in, and has the others' values then. That happens
         when the others ask an iterator of the state for the next element, or call `take_in_newcomers`: there the loop of
         a newcomer must be able to begin.
+
+        Raises:
+            ValueError: the state lacks a variable of the strategy, in which newcomers would differ; `run` raises it for what is made
+                or used for the first time in a step. In a newcomer also: its program is not that of the others.
+            CollectiveTimeoutError: in a newcomer, the others did not take it in.
+            RuntimeError: in a newcomer, all that had the state are gone.
         """
         if self._recovery is None:
             return
@@ -144,6 +164,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         if changed is not None:
             warnings.warn(f"{self!r}: {changed}", stacklevel=3)
 
+    def _fail(self, error: BaseException) -> None:
+        if self._recovery is None or not self._recovery.can_go_on_after(error):
+            self._processes.fail(error)
+
     def _set_journal(self, journal: Journal | None) -> None:
         self.journal = journal
 
@@ -152,6 +176,11 @@ class MultiWorkerMirroredStrategy(Strategy):
         return self._newcomers_link is None or self._newcomers_link.is_connected
 
     def _create(self, spec: VariableSpec, name: str) -> Variable:
+        variable: Variable
         if spec.synchronization is VariableSynchronization.ON_READ:
-            return SyncOnReadVariable(spec, self._memory, self, name)
-        return MirroredVariable(spec, self._memory, self, name)
+            variable = SyncOnReadVariable(spec, self._memory, self, name, outlasts=self._recovery is not None)
+        else:
+            variable = MirroredVariable(spec, self._memory, self, name)
+        if self._recovery is not None:
+            self._recovery.note(variable)
+        return variable

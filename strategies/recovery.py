@@ -1,49 +1,36 @@
 """Going on when processes are lost, and taking in new ones, without a checkpoint on a disk.
 
-A collective fails for all survivors or for none (see `SharedMemoryLink`), so all of them are at the same call when they notice.
+A collective fails for all survivors or for none (see `Meeting`), so all of them are at the same call when they notice.
 They regroup over the hub, take back what the step under way has changed, split its batch over the replicas that are left,
-and make it again. Newcomers are taken in between two steps, when all survivors have agreed that there are some; the
-chief hands them the image of a checkpoint.
+and make it again. Newcomers are taken in between two steps (see `Newcomers`).
 """
 
 from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, final
+from functools import partial
+from typing import Any, TypeVar, final
 
-import numpy as np
-
-from collectives.arrays import Array
-from collectives.calls import Call
 from collectives.errors import PeerFailedError
 from collectives.processes import Processes
-from collectives.reduce_op import ReduceOp
 from collectives.renewable_link import RenewableLink
 from strategies.datasets.splitting import share_bounds
+from strategies.inheritance import Inheritance
 from strategies.membership_change import MembershipChange
+from strategies.newcomers import Newcomers, SharedState
 from strategies.steps import Steps
 from variables.journal import Journal
 from variables.replica_context import current_replica
-from variables.values import PerReplica, map_structure
+from variables.sync_on_read_variable import SyncOnReadVariable
+from variables.values import DistributedValues, PerReplica, map_structure
+from variables.variable import Variable
 
 T = TypeVar("T")
 
 _log = logging.getLogger("xpdistribute")
-
-_AGREE = Call("are there newcomers")
-_STATE = Call("the state for newcomers")
-
-
-class SharedState(Protocol):
-    """What newcomers are given: a `Checkpoint`."""
-
-    def to_bytes(self, *, for_newcomer: bool) -> Array:
-        """All values that a newcomer begins with; so asked for, not a collective."""
-
-    def from_bytes(self, content: Any) -> object:
-        """Take the values over; not a collective."""
 
 
 @final
@@ -57,6 +44,7 @@ class Recovery:
         on_change: called after every change, on every process that is left or new.
         timeout: seconds to wait for the others.
         set_journal: says which journal changes are noted in; None for none.
+        min_workers: with fewer processes the job does not go on.
     """
 
     def __init__(
@@ -67,6 +55,7 @@ class Recovery:
         on_change: Callable[[MembershipChange], object] | None,
         timeout: float,
         set_journal: Callable[[Journal | None], None],
+        min_workers: int = 1,
     ) -> None:
         self._processes = processes
         self._link = link
@@ -74,44 +63,65 @@ class Recovery:
         self._on_change = on_change
         self._timeout = timeout
         self._set_journal = set_journal
-        self._state: SharedState | None = None
+        self._min_workers = min_workers
+        self._inheritance = Inheritance(link)
+        self._newcomers = Newcomers(processes, link, self._inheritance, timeout)
+        self._variables: list[weakref.ref[Variable]] = []
+        self._told_names = processes.names
         self._is_in_step = False
         self._needs_copies: dict[Any, bool] = {}
-        processes.on_renewal(self._renewed)
+        self._has_warned = False
+        processes.on_renewal(self._renewed, self._described)
+
+    def note(self, variable: Variable) -> None:
+        """A variable has been made; all processes make the same ones in the same order."""
+        self._variables.append(weakref.ref(variable))
+        if isinstance(variable, SyncOnReadVariable):
+            self.again(partial(self._inheritance.add, variable))
 
     # ------------------------------------------------------------------- steps
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A step, made again as often as processes are lost in it."""
-        key = getattr(fn, "__code__", type(fn))
+        kind = _kind_of(fn)
+        self._newcomers.warn_of_waiting()
         while True:
-            journal = Journal(lambda: self._link.num_calls, copies_updates=self._needs_copies.get(key, True))
+            copies = self._needs_copies.get(kind, True)
+            journal = Journal(self._num_calls, copies_updates=copies, note=self._newcomers.note)
             self._set_journal(journal)
             self._is_in_step = True
+            self._link.loss = None
             try:
                 result = self._steps.run(0, fn, args, kwargs)
-            except PeerFailedError as error:
-                self._is_in_step = False
-                self._set_journal(None)
-                if not self._can_go_on(error):
+                # A step that catches the error of a lost process has not been made with the others all the same.
+                loss = self._link.loss
+            except Exception as error:
+                loss = self._loss(error)
+                if loss is None or not self._can_go_on(loss):
                     raise
-                if not journal.can_roll_back:
-                    self._needs_copies[key] = True
-                    error.add_note(
-                        "The step had updated variables before it lost a process, and makes a collective after that which it did not make "
-                        "before; it can't be made again — go on from a checkpoint"
-                    )
-                    raise
-                journal.roll_back()
-                self._regroup(error)
-                args, kwargs = self._split_anew(args), self._split_anew(dict(kwargs))
-            else:
-                calls = journal.num_calls_at_update
-                self._needs_copies[key] = calls is not None and self._link.num_calls > calls
-                return result
+                _require_kept(journal, self._needs_copies, kind, error)
             finally:
                 self._is_in_step = False
                 self._set_journal(None)
+            if loss is None:
+                calls = journal.num_calls_at_update
+                if calls is not None:
+                    # For good: a step that makes a collective only now and then must be ready for it.
+                    known = self._needs_copies.get(kind, False)
+                    self._needs_copies[kind] = known or self._link.num_calls > calls
+                self._newcomers.require_complete(self._living_variables)
+                return result
+            if not self._can_go_on(loss):
+                raise loss
+            _require_kept(journal, self._needs_copies, kind, loss)
+            journal.roll_back()
+            self._regroup(loss, journal.mark)
+            args, kwargs = self._split_anew(args), self._split_anew(dict(kwargs))
+
+    def can_go_on_after(self, error: BaseException) -> bool:
+        """Whether an error that has left a step is one that the step is made again after."""
+        loss = self._loss(error)
+        return loss is not None and self._can_go_on(loss)
 
     def again(self, work: Callable[[], T]) -> T:
         """What all processes do together between steps, done again as often as processes are lost in it."""
@@ -121,14 +131,23 @@ class Recovery:
             except PeerFailedError as error:
                 if self._is_in_step or current_replica() is not None or not self._can_go_on(error):
                     raise
-                self._regroup(error)
+                self._regroup(error, 0)
+
+    def _num_calls(self) -> int:
+        return self._link.num_calls
+
+    def _loss(self, error: BaseException) -> PeerFailedError | None:
+        return error if isinstance(error, PeerFailedError) else self._link.loss
 
     def _split_anew(self, structure: Any) -> Any:
         """The structure with this process's shares of global batches, now that there are others to share them with."""
         first, total = self._link.first, self._link.size
 
         def split(leaf: Any) -> Any:
-            if not isinstance(leaf, PerReplica) or leaf.whole is None:
+            if not isinstance(leaf, PerReplica):
+                return leaf
+            if leaf.whole is None:
+                self._warn_of_parts()
                 return leaf
             bounds = share_bounds(len(leaf.whole), total)
             count = len(leaf.values)
@@ -136,59 +155,45 @@ class Recovery:
                 [leaf.whole[bounds[r] : bounds[r + 1]] for r in range(first, first + count)], leaf.whole
             )
 
+        if isinstance(structure, DistributedValues):
+            return split(structure)
         return map_structure(split, structure)
+
+    def _warn_of_parts(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "run: a step is made again without the lost replicas' parts of its arguments: a PerReplica that is no share of a "
+                "global batch, as of distribute_datasets_from_function, can't be split over the replicas that are left"
+            )
 
     # -------------------------------------------------------------- newcomers
 
     def share(self, state: SharedState) -> None:
         """Say what newcomers are given; in a newcomer, wait until it is taken in, and take it over."""
-        self._state = state
-        if self._link.is_connected:
-            return
-        _log.info("waiting until the others take this process in")
+        if current_replica() is not None:
+            raise RuntimeError("share_state: called in a step; need it before the first step, outside of run")
         started = time.monotonic()
-        self._processes.regroup(admit=True, timeout=self._timeout)
-        state.from_bytes(self._hand_over(state))
-        self._tell(
-            MembershipChange((), 1, *self._numbers(), time.monotonic() - started, "this process has come")
-        )
+        self._newcomers.begin(state, self._living_variables)
+        if not self._link.is_connected:
+            _log.info("waiting until the others take this process in")
+            self.again(self._newcomers.take_in)
+            self._tell(started, "this process has come")
 
-    def take_in(self) -> None:
-        """Between two steps: take in whoever waits for it. All processes call it at the same place."""
-        if self._state is None or current_replica() is not None:
+    def take_in(self, iterator: object = None) -> None:
+        """Between two steps: take in whoever waits for it. All processes call it at the same place.
+
+        Args:
+            iterator: that asks for its next element, and is ready for newcomers only if these are given it; None if none does.
+        """
+        newcomers = self._newcomers
+        newcomers.warn_of_waiting()
+        if current_replica() is not None or not newcomers.can_begin_at(iterator):
             return
-        while self.again(self._agreed_newcomers):
-            self.again(self._take_in_now)
-
-    def _agreed_newcomers(self) -> int:
-        channel = self._processes.channel
-        waiting = np.array([0 if channel is None else channel.newcomers], np.int64)
-        call = Call(_AGREE.kind, (ReduceOp.MIN, (waiting.dtype, waiting.shape)))
-        count = self._link.counts[self._link.process]
-        self._link.fold(call, ReduceOp.MIN, [[waiting.copy()] for _ in range(count)], [[waiting]])
-        return int(waiting[0])
-
-    def _take_in_now(self) -> None:
-        assert self._state is not None
-        started = time.monotonic()
-        before = self._processes.num_processes
-        self._processes.regroup(admit=True, timeout=self._timeout)
-        self._hand_over(self._state)
-        joined = self._processes.num_processes - before
-        self._tell(
-            MembershipChange((), joined, *self._numbers(), time.monotonic() - started, f"{joined} have come")
-        )
-
-    def _hand_over(self, state: SharedState) -> Array:
-        """The chief's values, on all processes. The chief is one of those who were there before."""
-        link = self._link
-        data = None if link.process else state.to_bytes(for_newcomer=True)
-        length: Any = link.gather_objects(
-            _STATE, [None if data is None else len(data)] * link.counts[link.process]
-        )
-        target = np.empty(length[0], np.uint8) if data is None else data
-        link.broadcast(_STATE, 0, data, [target])
-        return target
+        while self.again(newcomers.are_there):
+            started = time.monotonic()
+            self.again(newcomers.take_in)
+            self._tell(started, "others have come")
 
     # -------------------------------------------------------------- regrouping
 
@@ -196,25 +201,61 @@ class Recovery:
         channel = self._processes.channel
         return channel is not None and channel.elastic and error.process in channel.gone
 
-    def _regroup(self, error: PeerFailedError) -> None:
-        channel = self._processes.channel
-        assert channel is not None
+    def _regroup(self, error: PeerFailedError, lost_step: int) -> None:
         started = time.monotonic()
-        lost = sorted(channel.gone)
         before = self._processes.num_processes
+        self._inheritance.lost_step = lost_step
         self._processes.regroup(admit=False, timeout=self._timeout)
-        change = MembershipChange(tuple(lost), 0, *self._numbers(), time.monotonic() - started, str(error))
-        _log.warning(
-            "going on with %d of %d processes: %s", self._processes.num_processes, before, change.reason
-        )
-        self._tell(change)
+        now = self._processes.num_processes
+        if now < self._min_workers:
+            raise PeerFailedError(
+                f"{error} — {now} of {before} processes are left, and min_workers is {self._min_workers}; the variables are as the last "
+                "complete step left them: save a checkpoint now, or start the job again from one",
+                error.process,
+                error.text,
+            ) from error
+        _log.warning("going on with %d of %d processes: %s", now, before, error)
+        if self._newcomers.has_state:
+            self._tell(started, str(error))
 
-    def _numbers(self) -> tuple[int, int, int]:
-        return self._processes.process, self._processes.num_processes, self._link.size
-
-    def _tell(self, change: MembershipChange) -> None:
-        if self._on_change is not None:
-            self._on_change(change)
+    def _tell(self, started: float, reason: str) -> None:
+        """Tell the program what has changed since it was told last."""
+        processes = self._processes
+        before, self._told_names = self._told_names, processes.names
+        lost = tuple(number for number, name in enumerate(before) if name not in processes.names)
+        num_joined = sum(name not in before for name in processes.names) if before else 1
+        if self._on_change is not None and (lost or num_joined):
+            seconds = time.monotonic() - started
+            numbers = processes.process, processes.num_processes, self._link.size
+            self._on_change(MembershipChange(lost, num_joined, *numbers, seconds, reason))
 
     def _renewed(self) -> None:
         self._steps.renew()
+        self._inheritance.map()
+
+    def _described(self) -> list[str]:
+        return sorted(f"{v.name} {v.dtype}{list(v.shape)}" for v in self._living_variables())
+
+    def _living_variables(self) -> list[Variable]:
+        self._variables = [reference for reference in self._variables if reference() is not None]
+        return [variable for reference in self._variables if (variable := reference()) is not None]
+
+
+def _require_kept(
+    journal: Journal, needs_copies: dict[Any, bool], kind: object, error: BaseException
+) -> None:
+    """Refuse to make a step again whose changes can't be taken back, from now on they are kept."""
+    if not journal.can_roll_back:
+        needs_copies[kind] = True
+        error.add_note(
+            "The step had updated variables before it lost a process, and makes a collective after that which it did not make "
+            "before; it can't be made again — go on from a checkpoint"
+        )
+        raise error
+
+
+def _kind_of(fn: Callable[..., Any]) -> object:
+    """What tells a step's function apart from others, also where it is made anew for each step."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    return getattr(fn, "__code__", None) or type(fn)

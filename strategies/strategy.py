@@ -402,9 +402,9 @@ class Strategy(ABC):
         if link is None or recovery is None:
             return {}
 
-        def before_next() -> None:
+        def before_next(iterator: object) -> None:
             refuse_in_replica()
-            recovery.take_in()
+            recovery.take_in(iterator)
 
         return {
             "numbers": lambda: (link.first, link.size, link.process, link.num_processes),

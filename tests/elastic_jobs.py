@@ -178,7 +178,9 @@ class ElasticJob:
     @property
     def survivors(self) -> list[Story]:
         """Those that ended in good order."""
-        return [story for story in self.stories if story.is_over and not story.was_killed and not story.failure]
+        return [
+            story for story in self.stories if story.is_over and not story.was_killed and not story.failure
+        ]
 
     def _start(self, more: dict[str, str]) -> Story:
         ours, theirs = multiprocessing.Pipe()

@@ -20,6 +20,7 @@ from collectives.arrays import ALIGNMENT, Array
 from collectives.devices import Device
 from collectives.fork_safe_lock import ForkSafeLock
 from collectives.link import Link
+from variables.lent_copies import LentCopies
 
 _FIRST_BLOCK_BYTES = 1 << 16
 _LARGEST_BLOCK_BYTES = 1 << 26
@@ -35,17 +36,26 @@ class Block:
         capacity: elements.
         devices: where; a device may come only once.
         link: to the other processes that read memory of this layout, if there are any.
+        lent: the copies, if they are there already, in memory that other processes have mapped.
     """
 
     def __init__(
-        self, dtype: np.dtype[Any], capacity: int, devices: Sequence[Device], link: Link | None = None
+        self,
+        dtype: np.dtype[Any],
+        capacity: int,
+        devices: Sequence[Device],
+        link: Link | None = None,
+        lent: LentCopies | None = None,
     ) -> None:
         self._link = link
+        self.lent = lent
         self.dtype = dtype
         self.capacity = capacity
         self.devices = tuple(devices)
         self.used = 0
-        self.copies = [self.like(number) for number in range(len(self.devices))]
+        self.copies = (
+            [self.like(number) for number in range(len(self.devices))] if lent is None else lent.copies
+        )
 
     def like(self, device: int = 0) -> Array:
         """New memory of this layout on the device of that number, of shape ``(capacity,)``, zeroed."""
@@ -104,6 +114,17 @@ class FlatMemory:
             place = Place(block, block.used, shape)
             block.used += needed
         return place
+
+    def lent_place(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Place | None:
+        """A place for a new variable whose copies other processes can map; None where devices or processes don't allow it."""
+        if self._link is None or any(device.kind != "cpu" for device in self._devices):
+            return None
+        lent = LentCopies(self._link.memory, len(self._devices), shape, dtype)
+        whole = lent.memory.base
+        _note_owner(whole if isinstance(whole, np.ndarray) else lent.memory)
+        block = Block(dtype, math.prod(shape), self._devices, self._link, lent)
+        block.used = block.capacity
+        return Place(block, 0, shape)
 
     def _block_with_room(self, needed: int, dtype: np.dtype[Any], trainable: bool) -> Block:
         block = self._open.get((dtype, trainable))

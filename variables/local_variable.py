@@ -13,6 +13,7 @@ from collectives.arrays import Array, is_host
 from collectives.devices import Device
 from collectives.fork_safe_lock import ForkSafeLock
 from variables.flat_memory import FlatMemory, Place
+from variables.lent_copies import LentCopies
 from variables.replica_context import Context, Owner, ReplicaContext
 from variables.variable import Variable, VariableSpec, Write, require_plain
 
@@ -53,6 +54,8 @@ class LocalVariable(Variable):
         self.place = place
         self.device = place.block.devices[copy]
         self.memory = place.view(place.block.copies[copy])
+        self.lent = place.block.lent
+        self._number = copy
         self._read_only = self.memory.view()
         if is_host(self.memory):
             self._read_only.flags.writeable = False
@@ -63,6 +66,9 @@ class LocalVariable(Variable):
     device: Device
     memory: Array
     """Its array itself, writable: for the code that updates all copies alike."""
+    lent: LentCopies | None
+    """The copies that it is one of, where other processes have them mapped."""
+    _number: int
     _read_only: Array
     _mutex: Any
 
@@ -90,8 +96,11 @@ class LocalVariable(Variable):
         """Change this array alone, by a value that has been checked."""
         if isinstance(value, np.ndarray) and not is_host(self.memory):
             value = self.device.place(value)
-        if self.owner is not None and self.owner.journal is not None:
-            self.owner.journal.keep(id(self), self.memory)
+        journal = None if self.owner is None else self.owner.journal
+        if journal is not None and self.lent is not None:
+            journal.keep_lent(self.lent, self._number)
+        elif journal is not None:
+            journal.keep(id(self), self.memory)
         # Outside a strategy all replicas share one plain variable, and an addition is a read and a write.
         with self._mutex:
             write.apply(self.memory, value)

@@ -115,11 +115,17 @@ _DENSE = (Write.ASSIGN, Write.ASSIGN_ADD, Write.ASSIGN_SUB)
 
 
 def make_copies(
-    variable: Variable, spec: VariableSpec, memory: FlatMemory, owner: Owner, name: str
+    variable: Variable,
+    spec: VariableSpec,
+    memory: FlatMemory,
+    owner: Owner,
+    name: str,
+    place: Place | None = None,
 ) -> tuple[tuple[LocalVariable, ...], Place]:
     """A component for each device, all from the initial value, and the description of the whole from it."""
     value = spec.initial_value
-    place = memory.place(value.shape, value.dtype, trainable=spec.trainable)
+    if place is None:
+        place = memory.place(value.shape, value.dtype, trainable=spec.trainable)
     copies = []
     for number in range(len(place.block.devices)):
         own_name = name if number == 0 else f"{name}/replica_{number}"

@@ -31,16 +31,25 @@ class SyncOnReadVariable(Variable):
         memory: of the devices that it has copies on.
         owner: the strategy that it is made under.
         name: what it is called.
+        outlasts: whether what a process has added to a sum must not be lost with it.
     """
 
-    def __new__(cls, spec: VariableSpec, memory: FlatMemory, owner: Owner, name: str) -> SyncOnReadVariable:
+    def __new__(
+        cls, spec: VariableSpec, memory: FlatMemory, owner: Owner, name: str, *, outlasts: bool = False
+    ) -> SyncOnReadVariable:
         self = object.__new__(cls)
         self.owner = owner
-        self.copies, self.place = make_copies(self, spec, memory, owner, name)
+        is_sum = spec.aggregation is VariableAggregation.SUM
+        value = spec.initial_value
+        place = memory.lent_place(value.shape, value.dtype) if outlasts and is_sum else None
+        self.copies, self.place = make_copies(self, spec, memory, owner, name, place)
+        self.inherited = None
         return self
 
     copies: tuple[LocalVariable, ...]
     place: Place
+    inherited: Array | None
+    """What processes that are gone had added to the sum, known alike to all processes; None for nothing."""
 
     @property
     def components(self) -> tuple[Variable, ...]:
@@ -60,12 +69,17 @@ class SyncOnReadVariable(Variable):
         link = None if self.owner is None else self.owner.link
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA and link is None:
             return self.copies[0].live()
-        values = [copy.live() for copy in self.copies]
         if link is None or self.owner is None:
-            return aggregate(values, self.aggregation)
-        return self.owner.across(
-            lambda: aggregate(values, self.aggregation, link, Call("read", (), self.name))
-        )
+            return aggregate([copy.live() for copy in self.copies], self.aggregation)
+        linked = link
+
+        def read() -> Array:
+            first, *others = [copy.live() for copy in self.copies]
+            if self.inherited is not None and linked.process == 0:
+                first = np.asarray(first + self.inherited)
+            return aggregate([first, *others], self.aggregation, linked, Call("read", (), self.name))
+
+        return self.owner.across(read)
 
     def _write_in(
         self, context: Context | None, write: Write, value: Any, read_value: bool, already_identical: bool
@@ -78,6 +92,8 @@ class SyncOnReadVariable(Variable):
             )
         own = self._own_copy(context)
         if own is not None:
+            if write is Write.ASSIGN and self.inherited is not None:
+                self._forget_inherited()
             return own._write_in(context, write, value, read_value, already_identical)
         if is_distributed(value):
             raise ValueError(
@@ -92,6 +108,7 @@ class SyncOnReadVariable(Variable):
             for copy in self.copies:
                 copy.apply(write, value)
         elif write is Write.ASSIGN:
+            self._forget_inherited()
             # An equal share each; integers lose the rest, as they do in TensorFlow.
             whole = self.dtype.kind in "iu"
             num_copies = len(self.copies) if self.owner is None else self.owner.num_replicas_in_sync
@@ -101,6 +118,13 @@ class SyncOnReadVariable(Variable):
         elif self.owner is None or self.owner.link is None or self.owner.link.first == 0:
             # Once, so that the next read is exactly the old value and the change.
             self.copies[0].apply(write, value)
+
+    def _forget_inherited(self) -> None:
+        """All replicas begin again from a value of their own, as those that are gone would have done."""
+        inherited, self.inherited = self.inherited, None
+        journal = None if self.owner is None else self.owner.journal
+        if inherited is not None and journal is not None:
+            journal.keep_state(self, "inherited", lambda: lambda: setattr(self, "inherited", inherited))
 
     def _own_copy(self, context: Context | None) -> LocalVariable | None:
         if isinstance(context, ReplicaContext):

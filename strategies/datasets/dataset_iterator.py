@@ -71,14 +71,14 @@ class DatasetIterator:
     """
 
     def __init__(
-        self, stage: Stage, epochs: Epochs, *, before_next: Callable[[], None] | None = None
+        self, stage: Stage, epochs: Epochs, *, before_next: Callable[[object], None] | None = None
     ) -> None:
         """Starts an epoch.
 
         Args:
             stage: what to iterate.
             epochs: the count that this epoch belongs to.
-            before_next: called before each element, to refuse where that would be wrong.
+            before_next: called before each element, with this iterator, to refuse where that would be wrong.
         """
         self._stage = stage
         self._epochs = epochs
@@ -94,7 +94,7 @@ class DatasetIterator:
 
     def __next__(self) -> Element:
         if self._before_next is not None:
-            self._before_next()
+            self._before_next(self)
         with self._lock:
             if self._elements is None:
                 self._elements = self._stage.open(self._epoch, self._step)

@@ -45,7 +45,7 @@ class DistributedDataset:
         num_replicas_in_sync: int | None = None,
         first_replica_id: int | None = None,
         numbers: Callable[[], tuple[int, int, int, int]] | None = None,
-        before_next: Callable[[], None] = refuse_in_replica,
+        before_next: Callable[[object], None] = refuse_in_replica,
         link: Link | None = None,
     ) -> None:
         """Describes the distribution; nothing is iterated yet.
@@ -62,7 +62,7 @@ class DistributedDataset:
             num_replicas_in_sync: replicas of all workers; by default as many on each as here.
             first_replica_id: the global id of this process's first replica, by default likewise.
             numbers: these numbers as they are now, where they may change; as `LocalReplicas` has them.
-            before_next: called before each element.
+            before_next: called before each element, with the iterator.
             link: to the other workers, which then all call this; by it they make equally many steps.
 
         Raises:

@@ -104,7 +104,7 @@ class LocalReplicas:
         return PerReplica(arrays, whole) if self.wrap else arrays[0]
 
 
-def refuse_in_replica() -> None:
+def refuse_in_replica(iterator: object = None) -> None:  # noqa: ARG001  # what is called before each element gets it
     """Checks that the caller is not in a step.
 
     Raises:

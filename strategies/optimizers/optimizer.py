@@ -313,7 +313,9 @@ class Optimizer:
         plan, lent, sparse = exchange.bring_together(group, contributions)
         journal = group.journal
         if journal is not None:
-            journal.keep_update(group.arrays(), self._undo(loss_scale))
+            journal.keep_update(
+                group.arrays(), self._undo(loss_scale), self if loss_scale is None else loss_scale
+            )
         plan.begin(Update(self.iterations + 1, self._rate(), [lent], sparse, loss_scale))
         return self._run(plan, 0)
 
