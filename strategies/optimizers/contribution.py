@@ -23,13 +23,14 @@ class Contribution:
         replica: whose.
     """
 
-    __slots__ = ("gradients", "lent", "missing", "replica", "rows", "sparse")
+    __slots__ = ("_packed_for", "gradients", "lent", "missing", "replica", "rows", "sparse")
 
     def __init__(self, gradients: Sequence[Any], replica: int) -> None:
         self.gradients = gradients
         self.replica = replica
         self.lent: list[Array | SideBySide] = []
         self.rows: Mapping[int, IndexedSlices] = {}
+        self._packed_for: tuple[Sequence[Segment], Sequence[int]] | None = None
         types = set(map(type, gradients))
         self.missing = _positions(gradients, type(None)) if type(None) in types else ()
         self.sparse = _positions(gradients, IndexedSlices) if IndexedSlices in types else ()
@@ -48,7 +49,10 @@ class Contribution:
             IndexError: rows that there are not.
             TypeError: one that does not cast to its variable's dtype.
         """
+        if self._packed_for is not None and self._packed_for[0] is segments and self._packed_for[1] is sparse:
+            return
         self.lent = [self._flat(segment, variables, where) for segment in segments]
+        self._packed_for = segments, sparse
         if sparse:
             self.rows = {
                 position: checked_slices(self.gradients[position], variables[position], where)

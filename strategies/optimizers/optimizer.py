@@ -277,6 +277,9 @@ class Optimizer:
     ) -> bool:
         number = 0 if replica is None else replica.local_replica_id
         contribution = Contribution(gradients, number)
+        if not contribution.missing:
+            plan = group.plan(contribution.sparse)
+            contribution.pack(plan.segments, plan.sparse, group.variables, group.where)
         if replica is not None and group.link is not None:
             exchange = Exchange(group.link, self._settings.op)
 
@@ -286,9 +289,6 @@ class Optimizer:
 
             is_done: bool = replica.rendezvous.meet(number, group.call, contribution, conclude_across)
             return is_done
-        if not contribution.missing:
-            plan = group.plan(contribution.sparse)
-            contribution.pack(plan.segments, plan.sparse, group.variables, group.where)
         if replica is None or group.num_replicas == 1:
             plan = self._begin(group, [contribution], loss_scale)
             return self._run(plan, number)

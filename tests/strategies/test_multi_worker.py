@@ -719,3 +719,92 @@ def a_position_in_a_dataset_is_saved_and_restored(s: xd.Strategy) -> tuple[Any, 
     for element, expected in zip(again, rest, strict=True):
         np.testing.assert_array_equal(s.gather(element, 0), expected)
     return [state, rest], ()
+
+
+# --------------------------------------------------------------------- rarer things
+
+
+@contract
+def variables_as_values_and_values_as_arguments(s: xd.Strategy) -> tuple[Any, Any]:
+    n = s.num_replicas_in_sync
+    with s.scope():
+        v = xd.Variable(np.full(2, 3.0, "f4"))
+        own = xd.Variable(np.zeros(2, "f4"), synchronization="ON_READ", aggregation="MEAN")
+        empty = xd.Variable(np.zeros((0, 3), "f4"), aggregation="SUM")
+        large = xd.Variable(np.zeros(700_000, "f4"), aggregation="MEAN")
+        wave = xd.Variable(np.zeros(2, "c8"), aggregation="SUM")
+
+    def step() -> None:
+        own.assign(np.full(2, float(rid()), "f4"))
+        empty.assign_add(np.zeros((0, 3), "f4"))
+        large.assign(drawn(rid(), 700_000))
+        wave.assign_add(drawn(rid(), 2, dtype="c8") * np.complex64(1j))
+
+    s.run(step)
+    xd.assert_replicas_equal([v, empty, large, wave])
+    np.testing.assert_allclose(large.read_value()[:50], of_all(s, 700_000).mean(0)[:50], rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match="one and the same on all"):
+        s.reduce("SUM", v, None)
+    assert s.reduce("MEAN", v, None).tolist() == [3.0] * 2
+    assert s.reduce("SUM", own, None).tolist() == [n * (n - 1) / 2] * 2
+    placed = s.reduce_to("SUM", s.run(lambda: np.full(2, 1.0, "f4")), v)
+    of_each = each(s, s.run(lambda x, y: x + y + rid(), (placed, v)))
+    assert s.reduce("SUM", {}, None) == {}
+    broadcast = each(s, s.broadcast_to(np.arange(3), v))[0]
+    return [large.read_value(), wave.read_value(), own.read_value(), broadcast], of_each
+
+
+@contract
+def sharded_variables(s: xd.Strategy) -> tuple[Any, Any]:
+    with s.scope():
+        table = xd.ShardedVariable([xd.Variable(drawn(i, 3 - i, 2), aggregation="SUM") for i in range(3)])
+        optimizer = xd.Adagrad(0.1)
+
+    def step() -> Any:
+        rows = np.array([rid() % 6, 5, 5], np.int64)
+        optimizer.apply_gradients([(xd.IndexedSlices(drawn(rid(), 3, 2), rows, (6, 2)), table)])
+        return xd.embedding_lookup(table, rows)
+
+    of_each = each(s, s.run(step))
+    xd.assert_replicas_equal(table)
+    return [shard.read_value() for shard in table.shards], of_each
+
+
+@contract
+def steps_inside_merge_calls(s: xd.Strategy) -> tuple[Any, Any]:
+    with s.scope():
+        v = xd.Variable(np.zeros(2, "f4"), aggregation="SUM")
+
+    def merged(strategy: xd.Strategy, value: Any) -> Any:
+        doubled = strategy.run(lambda x: replica().all_reduce("SUM", 2 * x), (value,))
+        strategy.run(lambda: v.assign_add(np.full(2, float(rid()), "f4")))
+        return doubled
+
+    of_each = each(s, s.run(lambda: replica().merge_call(merged, args=(np.float32(rid()),))))
+    n = s.num_replicas_in_sync
+    assert [float(one) for one in of_each] == [n * (n - 1.0)] * len(of_each)
+    assert v.read_value().tolist() == [n * (n - 1) / 2] * 2
+    return v.read_value(), of_each
+
+
+@contract
+def steps_after_a_caught_error_in_a_function_of_all(s: xd.Strategy) -> tuple[Any, Any]:
+    """What is refused before anything is sent leaves all as it was."""
+    with s.scope():
+        v, w = xd.Variable(np.zeros(2, "f4")), xd.Variable(np.zeros(2, "f4"), aggregation="SUM")
+
+    def step() -> Any:
+        for wrong in (
+            lambda: v.assign(np.ones(2, "f4")),  # no aggregation
+            lambda: w.assign(np.ones(3, "f4")),
+            lambda: replica().all_gather(np.float32(1), 0),
+            lambda: xd.SGD(0.1).apply_gradients([(np.ones(3, "f4"), w)]),
+        ):
+            with pytest.raises(ValueError, match=r"need|aggregation is NONE"):
+                wrong()
+        w.assign_add(np.ones(2, "f4"))
+        return replica().all_reduce("SUM", np.ones(2))
+
+    of_each = each(s, s.run(step))
+    assert w.read_value().tolist() == [s.num_replicas_in_sync] * 2
+    return w.read_value(), of_each
