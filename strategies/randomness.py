@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -63,7 +64,8 @@ class ReplicaGenerators:
         Raises:
             ReplicaContextError: outside of a step of its strategy.
         """
-        return self._common[self._replica("common")[1]]
+        local = self._replica("common")[1]
+        return self._noted(self._common[local], ("common", local))
 
     def replica(self) -> np.random.Generator:
         """The calling replica's own stream: for dropout, noise and augmentation.
@@ -74,7 +76,7 @@ class ReplicaGenerators:
         replica, _ = self._replica("replica")
         if replica >= len(self._own):
             self._begin(replica + 1)
-        return self._own[replica]
+        return self._noted(self._own[replica], ("own", replica))
 
     @property
     def across(self) -> np.random.Generator:
@@ -205,6 +207,14 @@ class ReplicaGenerators:
         with self._beginning:
             for replica in range(len(self._own), size):
                 self._own.append(_stream(self._seed, _OWN, replica))
+
+    def _noted(self, generator: np.random.Generator, key: tuple[str, int]) -> np.random.Generator:
+        """The generator, which a step that may have to be made again is about to draw from."""
+        journal = None if self._owner is None else self._owner.journal
+        if journal is not None:
+            bits = generator.bit_generator
+            journal.keep_state(self, key, lambda: partial(setattr, bits, "state", bits.state))
+        return generator
 
     def _replica(self, method: str) -> tuple[int, int]:
         """The number of the calling replica among all, and in this process."""

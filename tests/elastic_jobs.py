@@ -10,6 +10,7 @@ import pickle
 import secrets
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from typing import Any, NoReturn, final
 
 import strategies as xd
 from collectives.exit_hooks import followed
+from collectives.hub_connection import HubConnection
 from collectives.processes import joined
 from collectives.shared_memory.flags import Flags
 from xpdistribute.events import Event, Regrouped
@@ -34,12 +36,12 @@ class Rank:
 
     Attributes:
         number: in the order in which they were started; those that join later go on counting.
-        num_meetings: how often it has come to a meeting with the others, in shared memory.
+        num_done: how often it has done what it is to die at.
     """
 
     def __init__(self, number: int, pipe: Connection) -> None:
         self.number = number
-        self.num_meetings = 0
+        self.num_done = 0
         self._pipe = pipe
 
     def tell(self, what: str, value: Any = None) -> None:
@@ -52,21 +54,30 @@ class Rank:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("still alive")
 
-    def dies_at_meeting(self, number: int, *, after: bool) -> None:
-        """Be killed right before or right after coming to a meeting, by how many there have been."""
-        arrive = Flags.arrive
+    def dies_at(self, what: str, number: int, *, after: bool) -> None:
+        """Be killed right before or right after something that is done together with others.
 
-        def counted(flags: Flags) -> int:
-            self.num_meetings += 1
-            is_last = self.num_meetings == number
+        Args:
+            what: ``meeting`` for coming to one with the others in shared memory, ``message`` for telling the hub something.
+            number: how often that has been done then, with this time.
+            after: whether right after it.
+        """
+        owner, name = {"meeting": (Flags, "arrive"), "message": (HubConnection, "send")}[what]
+        act = getattr(owner, name)
+
+        def counted(this: Any, *arguments: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                return act(this, *arguments)  # a heartbeat
+            self.num_done += 1
+            is_last = self.num_done == number
             if is_last and not after:
                 self.die()
-            phase = arrive(flags)
+            result = act(this, *arguments)
             if is_last:
                 self.die()
-            return phase
+            return result
 
-        Flags.arrive = counted  # type: ignore[method-assign]  # in this process alone
+        setattr(owner, name, counted)  # in this process alone
 
 
 @dataclass
@@ -150,7 +161,7 @@ class ElasticJob:
 
     def join(self) -> Story:
         """Start one more process, which joins the job."""
-        return self._start({"XPDISTRIBUTE_JOIN": "1", "XPDISTRIBUTE_RANK": str(len(self.stories))})
+        return self._start({"XPDISTRIBUTE_JOIN": "1", "XPDISTRIBUTE_RANK": "0"})
 
     def kill(self, number: int, signal_number: int = signal.SIGKILL) -> float:
         """Send a process a signal; when."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, final
 
@@ -77,10 +77,14 @@ class GradientAccumulator:
             )
         if self._restored_replicas:
             self._require_as_many(1 if replica is None else replica.num_replicas_in_sync)
-        state = self._states.setdefault(0 if replica is None else replica.local_replica_id, _State())
+        number = 0 if replica is None else replica.local_replica_id
+        state = self._states.setdefault(number, _State())
+        journal = None if replica is None else replica.strategy.journal
+        if journal is not None:
+            journal.keep_state(self, number, state.keep)
         if state.count + 1 == self.every and self._op is not None:
             require_sync(f"GradientAccumulator.step, micro-batch {self.every} of {self.every}")
-        state.add([_checked(gradient) for gradient in gradients], weight)
+        state.add([_checked(gradient) for gradient in gradients], weight, in_place=journal is None)
         if state.count < self.every:
             return None
         sums, total = state.take()
@@ -123,6 +127,19 @@ class GradientAccumulator:
             "replicas": {str(replica): state.describe() for replica, state in self._states.items()},
         }
 
+    def state_for_newcomer(self) -> dict[str, Any]:
+        """What a process that joins is to begin with: as many micro-batches, and nothing added up, as the others have their own sums."""
+        state = self.state()
+        for described in state["replicas"].values():
+            described["sums"] = [
+                {**part, "values": part["values"][:0], "indices": part["indices"][:0]}
+                if isinstance(part, dict)
+                else np.zeros_like(part)
+                for part in described["sums"]
+            ]
+            described["weights"] = [None if weight is None else 0.0 for weight in described["weights"]]
+        return {**state, "is_for_newcomer": True}
+
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave.
 
@@ -138,7 +155,7 @@ class GradientAccumulator:
             )
         states = {int(replica): _State.of(described) for replica, described in state["replicas"].items()}
         self._states = {replica: s for replica, s in states.items() if s.count}
-        self._restored_replicas = len(self._states)
+        self._restored_replicas = 0 if state.get("is_for_newcomer") else len(self._states)
 
     def _require_as_many(self, num_replicas: int) -> None:
         if any(state.count for state in self._states.values()) and self._restored_replicas != num_replicas:
@@ -158,7 +175,16 @@ class _State:
         self._sums: list[Any] = []
         self._weights: list[float | None] = []
 
-    def add(self, gradients: list[Any], weight: float | None) -> None:
+    def keep(self) -> Callable[[], None]:
+        """Keep what there is, if nothing is added in place; what is returned puts it back."""
+        count, sums, weights = self.count, list(self._sums), list(self._weights)
+
+        def put_back() -> None:
+            self.count, self._sums, self._weights = count, sums, weights
+
+        return put_back
+
+    def add(self, gradients: list[Any], weight: float | None, *, in_place: bool) -> None:
         if weight is not None and not weight >= 0:
             raise ValueError(f"GradientAccumulator.step: got weight={weight}; need a number >= 0")
         if self._weights and (self._weights[0] is None) != (weight is None):
@@ -172,7 +198,7 @@ class _State:
             )
         scaled = gradients if weight is None else [_multiplied(gradient, weight) for gradient in gradients]
         if self.count:
-            self._sums = [_added(s, g) for s, g in zip(self._sums, scaled, strict=True)]
+            self._sums = [_added(s, g, in_place) for s, g in zip(self._sums, scaled, strict=True)]
         else:
             self._sums = [_copied(gradient) for gradient in scaled]
         self._weights.append(weight)
@@ -257,11 +283,11 @@ def _copied(gradient: Any) -> Any:
     return np.array(gradient)
 
 
-def _added(total: Any, gradient: Any) -> Any:
+def _added(total: Any, gradient: Any, in_place: bool) -> Any:
     if isinstance(total, IndexedSlices):
         values = np.concatenate([total.values, gradient.values])
         return IndexedSlices(values, np.concatenate([total.indices, gradient.indices]), total.dense_shape)
-    return np.add(total, gradient, out=total)
+    return np.add(total, gradient, out=total if in_place else None)
 
 
 def _multiplied(gradient: Any, weight: float) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import final
 
@@ -108,9 +108,24 @@ class ExponentialMovingAverage:
         return values
 
     def _update_once(self) -> None:
+        context = current.get()
+        journal = context.strategy.journal if isinstance(context, ReplicaContext) else None
+        if journal is not None:
+            journal.keep_state(self, "averages", self._keep)
         momentum = self.momentum
         if self._corrects:
             momentum = min(momentum, (1 + self.num_updates) / (10 + self.num_updates))
         for variable, average in zip(self.variables, self._averages, strict=True):
             np.add(average, (1 - momentum) * (variable.value() - average), out=average, casting="same_kind")
         self.num_updates += 1
+
+    def _keep(self) -> Callable[[], None]:
+        """Keep the averages as they are; what is returned puts them back."""
+        num_updates, averages = self.num_updates, [average.copy() for average in self._averages]
+
+        def put_back() -> None:
+            self.num_updates = num_updates
+            for average, before in zip(self._averages, averages, strict=True):
+                np.copyto(average, before)
+
+        return put_back

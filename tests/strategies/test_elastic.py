@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ import numpy.typing as npt
 import pytest
 
 import strategies as xd
+from collectives.processes import joined
 from tests.elastic_jobs import ElasticJob, Rank, Story, elastic_strategy
 
 ROWS, FEATURES, BATCH = 96, 5, 24
@@ -100,19 +100,22 @@ class Program:
         }
 
 
-def check(stories: list[Story], num_steps: int, survivors: int) -> list[Story]:
-    """All who were not killed have ended well, with what an undisturbed run has."""
+def check(stories: list[Story], num_steps: int, workers: int, lost: int | None = None) -> list[Story]:
+    """All who were not killed have ended well, with what an undisturbed run has.
+
+    ``workers`` is how many there were at the end as they know it, ``lost`` how many were killed.
+    """
     failures = [story.failure for story in stories if story.failure]
     assert not failures, failures[0]
     ended = [story for story in stories if not story.was_killed]
-    assert len(ended) == survivors
+    assert len(ended) == (workers if lost is None else len(stories) - lost)
     expected = undisturbed(num_steps)
     for story in ended:
         np.testing.assert_allclose(story.result["w"], expected, rtol=1e-12)
         assert story.result["iterations"] == num_steps
-        assert story.result["workers"] == survivors
+        assert story.result["workers"] == workers
         np.testing.assert_array_equal(story.result["w"], ended[0].result["w"])
-    assert sorted(story.result["worker"] for story in ended) == list(range(survivors))
+    assert len({story.result["worker"] for story in ended}) == len(ended)
     return ended
 
 
@@ -144,13 +147,15 @@ def test_a_process_killed_in_a_step_is_done_without_and_the_step_is_made_once(
         assert story.result["seen"] == 8 * BATCH
 
 
-def test_wherever_a_process_is_killed_the_others_go_on_and_every_step_counts_once() -> None:
-    """At each of the meetings of a program that does everything that processes do together."""
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["meeting", "message"])
+def test_wherever_a_process_is_killed_the_others_go_on_and_every_step_counts_once(what: str) -> None:
+    """At each of the meetings of a program that does everything that processes do together, and at each word to the hub."""
 
     def make(number: int, after: bool) -> Callable[[Rank], Any]:
         def body(rank: Rank) -> Any:
             if rank.number == 1:
-                rank.dies_at_meeting(number, after=after)
+                rank.dies_at(what, number, after=after)
             program = Program(rank)
             s = program.strategy
 
@@ -168,22 +173,89 @@ def test_wherever_a_process_is_killed_the_others_go_on_and_every_step_counts_onc
 
         return body
 
-    with ElasticJob(3, make(1 << 30, True)) as job:
-        stories = job.finish()
-    check(stories, 4, 3)
-
-    num_meetings = 60
-    for number in range(1, num_meetings, 1):
+    number, is_last = 0, False
+    while not is_last:
+        number += 1
         for after in (False, True):
             with ElasticJob(3, make(number, after)) as job:
                 stories = job.finish()
-            print(
-                number,
-                after,
-                [s.was_killed for s in stories],
-                [c.reason[:40] for s in stories for c in s.all("change")],
-            )
-            if not stories[1].was_killed:
-                return
-            for story in check(stories, 4, 2):
+            # After the last of it the others have nothing left to notice it by.
+            is_last = stories[0].result is not None and stories[0].result["workers"] == 3
+            for story in check(stories, 4, 3 if is_last else 2, lost=None if stories[1].result else 1):
                 assert story.result["seen"] == 4 * BATCH
+    assert number > (20 if what == "meeting" else 3)
+
+
+def wait_for_newcomers(seconds: float = 10.0) -> None:
+    """In a process of the job: go on when one waits to be taken in, or none has come for so long."""
+    processes = joined()
+    assert processes is not None
+    assert processes.channel is not None
+    until = time.monotonic() + seconds
+    while not processes.channel.newcomers and time.monotonic() < until:
+        time.sleep(0.001)
+
+
+def test_a_process_that_comes_later_gets_the_state_of_the_others_and_trains_with_them() -> None:
+    def body(rank: Rank) -> Any:
+        program = Program(rank)
+        rank.tell("begins", (program.state.step, np.array(program.w), program.optimizer.iterations))
+
+        def each() -> None:
+            if program.state.step == 3 and rank.number < 2:
+                wait_for_newcomers()
+
+        return program.train(9, each)
+
+    with ElasticJob(2, body) as job:
+        job.until_told(0, "step")
+        job.join()
+        stories = job.finish()
+    newcomer = stories[2]
+    step, weights, iterations = newcomer.all("begins")[0]
+    assert (step, iterations) == (3, 3)
+    np.testing.assert_allclose(weights, undisturbed(3), rtol=1e-12)
+    check(stories, 9, 3)
+    for number, story in enumerate(stories):
+        (change,) = story.all("change")
+        assert (change.lost, change.num_joined, change.num_workers, change.worker_id) == ((), 1, 3, number)
+        assert story.result["seen"] == 9 * BATCH
+    assert newcomer.all("step") == [4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["meeting", "message"])
+@pytest.mark.parametrize("victim", [0, 1, 3], ids=["the chief", "a survivor", "the newcomer"])
+def test_wherever_a_process_is_killed_in_taking_in_another_one_the_others_go_on(
+    victim: int, what: str
+) -> None:
+    """The newcomer begins to count when it is started; the others when it is there."""
+
+    def make(number: int, after: bool) -> Callable[[Rank], Any]:
+        def body(rank: Rank) -> Any:
+            if rank.number == victim == 3:
+                rank.dies_at(what, number, after=after)
+            program = Program(rank)
+
+            def each() -> None:
+                if program.state.step == 2 and rank.number < 3:
+                    wait_for_newcomers(0.5)  # it may be killed before
+                    if rank.number == victim:
+                        rank.dies_at(what, number, after=after)
+
+            return program.train(5, each)
+
+        return body
+
+    number, is_last = 0, False
+    while not is_last:
+        number += 1
+        for after in (False, True):
+            with ElasticJob(3, make(number, after)) as job:
+                job.until_told(0, "step")
+                job.join()
+                stories = job.finish()
+            is_last = stories[2].result is not None and stories[2].result["workers"] == 4
+            for story in check(stories, 5, 4 if is_last else 3, lost=None if stories[victim].result else 1):
+                assert story.result["seen"] == 5 * BATCH
+    assert number > (8 if what == "meeting" else 3)
