@@ -91,13 +91,14 @@ def _attempt(plan: _Plan, restart: int, deadline: float | None) -> Result:
         def open_hub(on_event: Callable[[Event | Regrouped], None]) -> Hub:
             from socket import socket  # noqa: PLC0415  # as above
 
-            from xpdistribute.hub import Hub  # noqa: PLC0415
+            from xpdistribute.hub import HEARTBEAT_SECONDS, Hub  # noqa: PLC0415
 
             return Hub(
                 options.num_processes,
                 token,
                 host,
                 elastic=options.elastic,
+                heartbeat_seconds=options.heartbeat or HEARTBEAT_SECONDS,
                 on_event=on_event,
                 listener=socket(fileno=listener.detach()),
             ).start()

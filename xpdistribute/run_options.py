@@ -25,6 +25,7 @@ work everywhere. PROGRAM is a Python file, -m MODULE, or anything that can be ex
   --elastic                go on when a process dies, and start another in its place
   --max-restarts K         elastic: how many times each process is replaced (3); otherwise: how many times the whole job is
                            started again when it fails (0)
+  --heartbeat S            elastic: a process of which nothing is heard for S seconds is killed, as if it had died (10)
   --tag-output             put [RANK] before each line of output
   --all-output             show the standard output of all processes, not of rank 0 alone; errors are always shown
   --threads T              threads of BLAS and OpenMP in each process (the cores of a host over its processes)
@@ -47,6 +48,7 @@ _VALUED = {
     "--max-restarts": "max_restarts",
     "--threads": "threads",
     "--timeout": "timeout",
+    "--heartbeat": "heartbeat",
 }
 _FLAGS = {
     "--elastic": "elastic",
@@ -72,6 +74,7 @@ class RunOptions(NamedTuple):
         threads: of BLAS in each process; None for what fits.
         timeout: seconds that the job has; None for no limit.
         dry_run: whether to print the command only.
+        heartbeat: seconds of silence after which a process of an elastic job is treated as dead; None for the hub's own.
     """
 
     num_processes: int
@@ -84,6 +87,7 @@ class RunOptions(NamedTuple):
     threads: int | None = None
     timeout: float | None = None
     dry_run: bool = False
+    heartbeat: float | None = None
 
 
 def parse(arguments: Sequence[str]) -> RunOptions | None:
@@ -118,6 +122,10 @@ def parse(arguments: Sequence[str]) -> RunOptions | None:
             raise ValueError("-n: not given; need how many processes to start — such as -n 2")
         num_processes = sum(host.slots or 1 for host in hosts)
     elastic = "elastic" in flags
+    if "heartbeat" in values and not elastic:
+        raise ValueError(
+            "--heartbeat: got it without --elastic; need both — other jobs end when a process dies"
+        )
     max_restarts = _count("--max-restarts", values.get("max_restarts"), 0)
     if max_restarts is None:
         max_restarts = _REPLACEMENTS if elastic else 0
@@ -130,8 +138,9 @@ def parse(arguments: Sequence[str]) -> RunOptions | None:
         "tag_output" in flags,
         "all_output" in flags,
         _count("--threads", values.get("threads"), 1),
-        _seconds(values.get("timeout")),
+        _seconds("--timeout", values.get("timeout")),
         "dry_run" in flags,
+        _seconds("--heartbeat", values.get("heartbeat")),
     )
 
 
@@ -196,7 +205,7 @@ def _count(option: str, text: str | None, least: int) -> int | None:
     return int(text)
 
 
-def _seconds(text: str | None) -> float | None:
+def _seconds(option: str, text: str | None) -> float | None:
     if text is None:
         return None
     try:
@@ -204,5 +213,5 @@ def _seconds(text: str | None) -> float | None:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e9:
-        raise ValueError(f"--timeout: got {text!r}; need seconds above 0")
+        raise ValueError(f"{option}: got {text!r}; need seconds above 0")
     return seconds
