@@ -95,7 +95,7 @@ def failure_text(report: HangReport) -> str:
     late = report.missing
     if not late:
         return (
-            f"{where}: process {report.reporter} of {len(report.states)} waited {report.waited:g} s at seq "
+            f"{where}: process {report.reporter} of {len(report.states)} waited {report.waited:.3g} s at seq "
             f"{state.get('seq', '?')}, and all others wait in the same call; they are slow, or their link is stuck — raise "
             "timeout_seconds if they are only slow"
         )
@@ -105,7 +105,7 @@ def failure_text(report: HangReport) -> str:
     )
     more = f"; and {len(late) - _NAMED} more" if len(late) > _NAMED else ""
     return (
-        f"{where}: {_number(late)} did not come within {report.waited:g} s at seq {state.get('seq', '?')}, where process "
+        f"{where}: {_number(late)} did not come within {report.waited:.3g} s at seq {state.get('seq', '?')}, where process "
         f"{report.reporter} waits; {named}{more}; need every process to call it — raise timeout_seconds if one is only slow"
     )
 

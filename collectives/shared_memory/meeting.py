@@ -224,13 +224,17 @@ class Meeting:
         raise common(CollectiveAbortedError(f"{self._call}: process {process} failed in it: {text}"))
 
     def _raise_mismatch(self) -> NoReturn:
-        calls = self._exchange_text(str(self._call))
+        told = self._exchange_text("\n".join([str(self._call), *map(str, list(self._recent)[-6:-1])]))
+        calls = [text.partition("\n")[0] for text in told]
         listed = "; ".join(f"process {process} calls {text}" for process, text in enumerate(calls))
         error = CollectiveMismatchError(
             f"seq {self._sequence}: the calls do not fit together: {listed}; every process must make the same calls in the "
             "same order, with the same shapes and dtypes — look for a branch that only some take",
             calls,
         )
+        for process, text in enumerate(told):
+            before = "; ".join(text.split("\n")[1:]) or "none"
+            error.add_note(f"process {process}: its last calls before: {before}")
         raise common(error)
 
     def _exchange_text(self, text: str) -> list[str]:
