@@ -1,7 +1,7 @@
 """What is left of ON_READ variables when a process is lost: what it had added to sums is kept by all the others.
 
-Every process has the copies of all others mapped while these are alive. Of one that is gone, all who are left read the same, so
-they need not agree on it, and it survives as long as any of them.
+Every process has the copies of the others of its host mapped while these are alive. Of one that is gone, they tell all who are left, and
+all of these keep it, so that it is there as long as any of them is. Of a host that is gone as a whole nothing is left.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ import numpy as np
 from collectives.arrays import Array
 from collectives.calls import Call
 from collectives.renewable_link import RenewableLink
-from collectives.shared_memory.segments import PeerSegments, own_segments
+from collectives.shared_memory.segments import PeerSegments, host_identity, own_segments
 from variables.lent_copies import left_in
 from variables.sync_on_read_variable import SyncOnReadVariable
+
+_Who = tuple[int, str]
+"""A process: its process id, and what all processes of its host have in common."""
 
 _WHERE = Call("where sums lie")
 _OPENED = Call("sums of the other processes are mapped")
 _LEFT = Call("sums of lost processes")
+_KNOWN = Call("all sums of lost processes")
 
 
 @final
@@ -40,7 +44,7 @@ class Inheritance:
         self.lost_step = 0
         self._link = link
         self._variables: dict[str, weakref.ref[SyncOnReadVariable]] = {}
-        self._mapped: dict[int, _Estate] = {}
+        self._mapped: dict[_Who, _Estate] = {}
 
     def add(self, variable: SyncOnReadVariable) -> None:
         """Note a new variable; a collective, once this process has been taken in."""
@@ -51,8 +55,8 @@ class Inheritance:
             if self._link.is_connected:
                 self.map()
 
-    def hand_over(self, root: int) -> None:
-        """Give newcomers what has been taken over; all call it.
+    def told_by(self, root: int) -> dict[str, Array | None]:
+        """What has been taken over, for `take`; a collective.
 
         Args:
             root: a member of a process that knows.
@@ -60,10 +64,14 @@ class Inheritance:
         link = self._link
         own = {key: variable.inherited for key, variable in self._alive().items()}
         is_root = link.process_of(root) == link.process
-        told: list[Any] = link.gather_objects(_LEFT, [own if is_root else None] * link.counts[link.process])
+        told: list[Any] = link.gather_objects(_KNOWN, [own if is_root else None] * link.counts[link.process])
+        inherited: dict[str, Array | None] = told[root]
+        return inherited
+
+    def take(self, told: dict[str, Array | None]) -> None:
+        """Know what the others know, once the variables have their values."""
         for key, variable in self._alive().items():
-            if key in told[root]:
-                variable.inherited = told[root][key]
+            variable.inherited = told.get(key)
 
     def map(self) -> None:
         """Take over what processes that are gone had, and map what those have that are there; a collective."""
@@ -75,17 +83,18 @@ class Inheritance:
             places[key] = tuple(segments.locate(lent.memory.ctypes.data))
             if not link.num_calls:
                 lent.forget_marks()  # of steps before the numbering began anew
-        told: list[Any] = link.gather_objects(_WHERE, [(os.getpid(), places)] * link.counts[link.process])
+        mine = (os.getpid(), host_identity())
+        told: list[Any] = link.gather_objects(_WHERE, [(mine, places)] * link.counts[link.process])
         by_process = [told[start] for start in link.starts[:-1]]
-        self._take_over([pid for pid, _ in by_process])
-        estates: dict[int, _Estate] = {}
+        self._take_over({who for who, _ in by_process})
+        estates: dict[_Who, _Estate] = {}
         failure = None
-        for process, (pid, others) in enumerate(by_process):
-            if process == link.process:
+        for process, (who, others) in enumerate(by_process):
+            if process == link.process or who[1] != mine[1]:
                 continue
             try:
-                known = self._mapped.get(pid, _Estate(link.counts[process]))
-                estates[pid] = known.extended(pid, others)
+                known = self._mapped.get(who, _Estate(link.counts[process]))
+                estates[who] = known.extended(who[0], others)
             except RuntimeError as error:
                 failure = error
         success: list[Any] = link.gather_objects(_OPENED, [failure is None] * link.counts[link.process])
@@ -95,17 +104,26 @@ class Inheritance:
             raise failure or RuntimeError("sums of other processes: some process can't map them")
         self._mapped = estates
 
-    def _take_over(self, there: list[int]) -> None:
-        for pid in [pid for pid in self._mapped if pid not in there]:
-            estate = self._mapped.pop(pid)
-            for key, variable in self._alive().items():
-                if key in estate.memory:
-                    left = left_in(
-                        estate.memory[key], estate.num_copies, variable.shape, variable.dtype, self.lost_step
-                    )
+    def _take_over(self, there: set[_Who]) -> None:
+        """Add what those had that are gone; a collective, as only processes of the same host know."""
+        link, alive = self._link, self._alive()
+        found = {
+            who: estate.left(alive, self.lost_step)
+            for who, estate in self._mapped.items()
+            if who not in there
+        }
+        told: list[Any] = link.gather_objects(_LEFT, [found] * link.counts[link.process])
+        everybody: dict[_Who, dict[str, list[Array]]] = {}
+        for one in told:
+            everybody.update(one)
+        for left in (everybody[who] for who in sorted(everybody)):
+            for key, variable in alive.items():
+                if key in left:
                     before = [] if variable.inherited is None else [variable.inherited]
                     with np.errstate(over="ignore"):
-                        variable.inherited = np.sum([*before, *left], axis=0, dtype=variable.dtype)
+                        variable.inherited = np.sum([*before, *left[key]], axis=0, dtype=variable.dtype)
+        # Not to be taken over again, if something fails from here on.
+        self._mapped = {who: estate for who, estate in self._mapped.items() if who in there}
 
     def _alive(self) -> dict[str, SyncOnReadVariable]:
         found = {key: reference() for key, reference in self._variables.items()}
@@ -124,6 +142,14 @@ class _Estate:
     def __init__(self, num_copies: int, memory: dict[str, Array] | None = None) -> None:
         self.num_copies = num_copies
         self.memory = {} if memory is None else memory
+
+    def left(self, variables: dict[str, SyncOnReadVariable], lost_step: int) -> dict[str, list[Array]]:
+        """What there is of these variables, without what was done in a step that is made again."""
+        return {
+            key: left_in(self.memory[key], self.num_copies, variable.shape, variable.dtype, lost_step)
+            for key, variable in variables.items()
+            if key in self.memory
+        }
 
     def extended(self, pid: int, places: dict[str, tuple[int, int, int, int]]) -> _Estate:
         """This, with all that it has now.

@@ -119,7 +119,7 @@ class Newcomers:
         self._held = {id(one): one for one in _leaves(state.objects)}
         missing = [v.name for v in there if id(v) not in self._held]
         alive = [one for reference in self._changed.values() if (one := reference()) is not None]
-        missing += [type(one).__name__ for one in alive if id(one) not in self._held]
+        missing += [getattr(one, "name", type(one).__name__) for one in alive if id(one) not in self._held]
         if missing:
             more = f" and {len(missing) - _MOST_NAMES} more" if len(missing) > _MOST_NAMES else ""
             raise ValueError(
@@ -150,8 +150,7 @@ class Newcomers:
 
     def are_there(self) -> bool:
         """Whether all processes know of some; a collective."""
-        channel = self._processes.channel
-        waiting = np.array([0 if channel is None else channel.newcomers], np.int64)
+        waiting = np.array([self._processes.newcomers], np.int64)
         call = Call(_AGREE.kind, (ReduceOp.MIN, (waiting.dtype, waiting.shape)))
         count = self._link.counts[self._link.process]
         self._link.fold(call, ReduceOp.MIN, [[waiting.copy()] for _ in range(count)], [[waiting]])
@@ -203,7 +202,7 @@ class Newcomers:
             return
         target = np.empty(length, np.uint8) if data is None else data
         link.broadcast(_STATE, root, data, [target])
-        self._inheritance.hand_over(root)
+        inherited = self._inheritance.told_by(root)
         if not self.has_state:
             outcome = state.from_bytes(target)
             outcome.expect_partial()
@@ -212,6 +211,7 @@ class Newcomers:
                     f"share_state: this process, which has come later, has {outcome.missing or 'nothing'} that the others' state lacks, "
                     f"and lacks {outcome.unused or 'nothing'} of it; need the same program"
                 )
+            self._inheritance.take(inherited)
             self.has_state = True
 
 

@@ -22,6 +22,7 @@ from collectives.errors import (
     CollectiveError,
     CollectiveMismatchError,
     CollectiveTimeoutError,
+    PeerFailedError,
     common,
 )
 from collectives.shared_memory.flags import DATA, Flags, page_bytes
@@ -36,14 +37,20 @@ DIGEST, NUMBER = 0, 1
 
 _HEAD = 64
 _SLOT = _HEAD + BODY_BYTES
-_END, _FAILED = 1, 2
-"""Digests of the end of a collective: all is well, or this process has failed."""
+_END, _FAILED, _EXCUSED = 1, 2, 3
+"""Digests of the end of a collective: all is well, or this process has failed; of a process that takes part in none."""
 _TEXT_BYTES = 8000
 """Of an error's text that travels."""
 _MANY_DIGESTS = 4096
+_TO_HEAR_OF_LOSS = 1.0
+"""Seconds that a message from a process is waited for when another one is gone."""
 
 PAGE_BYTES = page_bytes(_SLOT)
 """The size of the page that each process brings things in."""
+
+
+class _OutOfPatienceError(Exception):
+    """Others don't come to a phase soon enough."""
 
 
 @final
@@ -96,6 +103,7 @@ class Meeting:
         self._sequence = 0
         self._call: Call | None = None
         self._is_waiting = False
+        self._patience: float | None = None
         self._recent: deque[Call] = deque(maxlen=8)
         if watch is not None:
             watch.describe = self.describe
@@ -138,7 +146,7 @@ class Meeting:
         self._is_waiting = False
         for other in self.other_heads[turn]:
             if other[DIGEST] != digest:
-                self._raise_mismatch()
+                self._raise_mismatch(turn)
 
     def meet(self) -> None:
         """A phase in the middle."""
@@ -171,6 +179,23 @@ class Meeting:
             self._raise_failure(error)
         self.end()
         return result
+
+    def excuse(self, text: str, seconds: float) -> bool:
+        """As `Link.excuse`."""
+        if self._broken is not None:
+            return False
+        turn = self.begin(Call(f"nothing, as its step has failed: {text}"))
+        self.my_heads[turn][DIGEST] = _EXCUSED
+        self._patience = seconds
+        try:
+            self.meet()
+            if any(other[DIGEST] != _EXCUSED for other in self.other_heads[turn]):
+                self._exchange_text(text)  # the others do it as they see that not all have come for the same
+        except (_OutOfPatienceError, CollectiveError):
+            return False
+        finally:
+            self._patience = None
+        return True
 
     def digest_of(self, call: Call) -> int:
         """The same number for the same call on all processes."""
@@ -205,6 +230,9 @@ class Meeting:
                 raise _copied(watch.gone[number])
             if number in watch.left:
                 raise watch.ended(number)
+            if watch.gone and waited > _TO_HEAR_OF_LOSS:
+                # It does not send any more, if it waits itself for one that is gone.
+                raise _copied(next(iter(watch.gone.values())))
         if waited > self._timeout:
             raise CollectiveTimeoutError(
                 f"{where}: process {self._process} waited {self._timeout:g} s for process {process}; did it make the other call? — "
@@ -223,8 +251,19 @@ class Meeting:
             raise common(OverflowError(text))
         raise common(CollectiveAbortedError(f"{self._call}: process {process} failed in it: {text}"))
 
-    def _raise_mismatch(self) -> NoReturn:
+    def _raise_mismatch(self, turn: int) -> NoReturn:
+        excused = [process for process, head in enumerate(self.heads[turn]) if head[DIGEST] == _EXCUSED]
         told = self._exchange_text("\n".join([str(self._call), *map(str, list(self._recent)[-6:-1])]))
+        if excused:
+            text = told[excused[0]]
+            last = text.rstrip().rpartition("\n")[2]
+            failure = PeerFailedError(
+                f"{self._call}: process {excused[0]} of {self._num_processes} failed in its step: {last}",
+                self._numbers[excused[0]],
+                text,
+            )
+            failure.add_note(f"What process {excused[0]} said:\n{text}")
+            raise common(failure)
         calls = [text.partition("\n")[0] for text in told]
         listed = "; ".join(f"process {process} calls {text}" for process, text in enumerate(calls))
         error = CollectiveMismatchError(
@@ -240,7 +279,7 @@ class Meeting:
     def _exchange_text(self, text: str) -> list[str]:
         """Every process's text. All processes must have seen the reason for it."""
         turn = self.next_turn()
-        data = text.encode()[:_TEXT_BYTES]
+        data = text.encode()[-_TEXT_BYTES:]
         head = self.my_heads[turn]
         head[DIGEST], head[NUMBER] = 0, len(data)
         self.my_bodies[turn][: len(data)] = np.frombuffer(data, np.uint8)
@@ -254,6 +293,8 @@ class Meeting:
         """While waiting for a phase: raise if somebody who has not come never will, or is late."""
         if self._broken is not None:
             self.require_working()
+        if self._patience is not None and waited > self._patience:
+            raise _OutOfPatienceError
         watch = self._watch
         if watch is not None and (watch.failure is not None or watch.left):
             self._look_who_is_gone(watch, phase)

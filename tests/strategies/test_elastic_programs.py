@@ -1,0 +1,611 @@
+"""What programs of elastic jobs do beside plain training: other optimizers, state of their own, mistakes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import strategies as xd
+from strategies.checkpoints.optimizer_state import slots_of
+from tests.elastic_jobs import ElasticJob, Rank, elastic_strategy
+from tests.strategies.test_elastic import (
+    BATCH,
+    FEATURES,
+    Program,
+    X,
+    Y,
+    check,
+    gradient,
+    undisturbed,
+    undisturbed_adam,
+    wait_for_newcomers,
+)
+
+
+def iterator_of(strategy: xd.MultiWorkerMirroredStrategy) -> Any:
+    return iter(strategy.distribute_dataset(xd.from_arrays((X, Y)).batch(BATCH).repeat()))
+
+
+def failures_of(job: ElasticJob) -> list[str]:
+    return [story.failure for story in job.finish() if story.failure]
+
+
+@pytest.mark.parametrize("victims", [(0, 1), (1, 2), (0, 1, 2)], ids=str)
+def test_several_may_be_killed_at_the_same_time(victims: tuple[int, ...]) -> None:
+    def body(rank: Rank) -> Any:
+        program = Program(rank)
+
+        def in_step() -> None:
+            if rank.number in victims and program.state.step == 2:
+                rank.die()
+
+        program.in_step = in_step
+        return program.train(5)
+
+    with ElasticJob(4, body) as job:
+        stories = job.finish()
+    for story in check(stories, 5, 4 - len(victims)):
+        assert story.result["seen"] == 5 * BATCH
+        lost = [number for change in story.all("change") for number in change.lost]
+        assert len(lost) == len(victims)
+
+
+def test_adam_and_its_slots_are_as_if_nothing_had_been_lost_also_in_a_newcomer() -> None:
+    def body(rank: Rank) -> Any:
+        s = elastic_strategy(rank)
+        with s.scope():
+            w = xd.Variable(np.zeros(FEATURES), name="w")
+            adam = xd.Adam(0.01, epsilon=1e-7)
+        state = xd.Checkpoint(w=w, adam=adam, it=iterator_of(s), step=0)
+        s.share_state(state)
+
+        def step(x: Any, y: Any) -> None:
+            g = gradient(w.value(), x, y)
+            if rank.number == 1 and state.step == 3:
+                rank.die()
+            adam.apply_gradients([(g, w)])
+
+        while state.step < 10:
+            s.run(step, next(state.it))
+            state.step += 1
+            rank.tell("step", state.step)
+            if state.step == 5 and rank.number < 3:
+                wait_for_newcomers()
+        return (
+            np.array(w),
+            [np.array(slots_of(adam, slot, w)[0]) for slot in adam.rule.slots],
+            adam.iterations,
+        )
+
+    with ElasticJob(3, body) as job:
+        job.until(lambda: job.stories[1].was_killed)
+        job.join()
+        stories = job.finish()
+    expected, m, v = undisturbed_adam(10)
+    ended = [story for story in stories if not story.was_killed]
+    assert [story.failure for story in ended] == [None] * 3
+    for story in ended:
+        weights, slots, iterations = story.result
+        np.testing.assert_allclose(weights, expected, rtol=1e-9)
+        np.testing.assert_allclose(slots[0], m, rtol=1e-9)
+        np.testing.assert_allclose(slots[1], v, rtol=1e-9)
+        assert iterations == 10
+        np.testing.assert_array_equal(weights, ended[0].result[0])
+
+
+def test_a_step_with_two_optimizers_and_an_assignment_after_them_is_taken_back_as_a_whole() -> None:
+    """The second optimizer's collective comes after the first one's update."""
+
+    def make(kill_in: int) -> Any:
+        def body(rank: Rank) -> Any:
+            s = elastic_strategy(rank)
+            with s.scope():
+                w, v = xd.Variable(np.zeros(FEATURES), name="w"), xd.Variable(np.zeros(FEATURES), name="v")
+                total = xd.Variable(0.0, name="total", aggregation="SUM")
+                first, second = xd.SGD(0.02, momentum=0.9), xd.SGD(0.02, momentum=0.9)
+            state = xd.Checkpoint(
+                w=w, v=v, total=total, first=first, second=second, it=iterator_of(s), step=0
+            )
+            s.share_state(state)
+
+            def step(x: Any, y: Any) -> None:
+                first.apply_gradients([(gradient(w.value(), x, y), w)])
+                if rank.number == 2 and state.step == kill_in:
+                    rank.die()
+                second.apply_gradients([(gradient(v.value(), x, y), v)])
+                total.assign_add(float(len(x)))
+
+            while state.step < 6:
+                s.run(step, next(state.it))
+                state.step += 1
+            return np.array(w), np.array(v), float(total), first.iterations, second.iterations
+
+        return body
+
+    expected = undisturbed(6)
+    for kill_in in (0, 1, 4):
+        with ElasticJob(3, make(kill_in)) as job:
+            stories = job.finish()
+        for story in stories[:2]:
+            assert story.failure is None, story.failure
+            w, v, total, *iterations = story.result
+            np.testing.assert_allclose(w, expected, rtol=1e-12)
+            np.testing.assert_allclose(v, expected, rtol=1e-12)
+            assert (total, iterations) == (6 * BATCH, [6, 6])
+
+
+def test_what_steps_keep_beside_variables_is_taken_back_too() -> None:
+    """Sums of gradients, averages, the scale of a loss, random streams."""
+    num_steps = 6
+
+    def body(rank: Rank) -> Any:
+        s = elastic_strategy(rank)
+        with s.scope():
+            w = xd.Variable(np.zeros(FEATURES), name="w")
+            optimizer = xd.LossScaleOptimizer(xd.SGD(0.02, momentum=0.9), 8.0, dynamic_growth_steps=2)
+            average = xd.ExponentialMovingAverage([w], 0.5)
+            draws = xd.ReplicaGenerators(5)
+        accumulator = xd.GradientAccumulator(2, reduce=None)
+        state = xd.Checkpoint(
+            w=w,
+            optimizer=optimizer,
+            average=average,
+            draws=draws,
+            accumulator=accumulator,
+            it=iterator_of(s),
+            step=0,
+        )
+        s.share_state(state)
+
+        def step(x: Any, y: Any) -> float:
+            drawn = draws.common.random()
+            scaled = optimizer.scale_loss(gradient(w.value(), x, y))
+            accumulator.step([0.5 * scaled])
+            sums = accumulator.step([0.5 * scaled])
+            if rank.number == 0 and state.step == 3:
+                rank.die()
+            assert sums is not None
+            optimizer.apply_gradients([(sums[0], w)])
+            average.update()
+            xd.all_reduce("SUM", 1.0)
+            return float(drawn)
+
+        drawn = []
+        while state.step < num_steps:
+            drawn.append(s.run(step, next(state.it)))
+            state.step += 1
+        return (
+            np.array(w),
+            average.average(w),
+            optimizer.loss_scale,
+            optimizer.iterations,
+            drawn,
+            accumulator.state()["replicas"],
+        )
+
+    with ElasticJob(3, body) as job:
+        stories = job.finish()
+    averages = np.zeros(FEATURES)
+    for done in range(1, num_steps + 1):
+        averages = averages + 0.5 * (undisturbed(done) - averages)
+    for story in stories[1:]:
+        assert story.failure is None, story.failure
+        w, average, scale, iterations, drawn, sums = story.result
+        np.testing.assert_allclose(w, undisturbed(num_steps), rtol=1e-12)
+        np.testing.assert_allclose(average, averages, rtol=1e-12)
+        assert (scale, iterations) == (8.0 * 2**3, num_steps)
+        assert len(set(drawn)) == num_steps
+        assert drawn == stories[1].result[4]
+        assert all(one["count"] == 0 for one in sums.values())
+
+
+def test_a_step_that_catches_the_error_of_a_lost_process_is_made_again_all_the_same() -> None:
+    def body(rank: Rank) -> Any:
+        program = Program(rank)
+        plain = program.step
+
+        def in_step() -> None:
+            if rank.number == 2 and program.state.step in (2, 4):
+                rank.die()
+
+        program.in_step = in_step
+
+        def swallows(x: Any, y: Any) -> Any:
+            try:
+                return plain(x, y)
+            except Exception as error:
+                rank.tell("caught", type(error).__name__)
+                if program.state.step == 2:
+                    return None
+                raise ValueError("of the user's") from error
+
+        program.step = swallows  # type: ignore[method-assign]
+        return program.train(6)
+
+    with ElasticJob(3, body, replaces=False) as job:
+        stories = job.finish()
+    for story in check(stories, 6, 2):
+        assert story.all("caught") == ["PeerFailedError"]
+        assert story.result["seen"] == 6 * BATCH
+
+
+def test_arguments_that_are_no_shares_of_a_batch_are_done_without_and_that_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    del caplog  # the processes log to their own
+
+    def body(rank: Rank) -> Any:
+        said: list[str] = []
+        logging.getLogger("xpdistribute").addHandler(_Keeping(said))
+        s = elastic_strategy(rank)
+        steps = 0
+
+        def step(own: Any) -> Any:
+            if rank.number == 1 and steps in (1, 3):
+                rank.die()
+            return xd.all_reduce("SUM", float(own))
+
+        totals = []
+        for steps in range(4):
+            values = s.distribute_values_from_function(lambda _: 10.0**rank.number)
+            totals.append(float(np.asarray(s.local_results(s.run(step, (values,)))[0])))
+        return totals, [text for text in said if "made again without" in text]
+
+    with ElasticJob(3, body) as job:
+        stories = job.finish()
+    for number in (0, 2):
+        assert stories[number].failure is None, stories[number].failure
+        totals, said = stories[number].result
+        assert totals == [111.0, 101.0, 101.0, 101.0]
+        # One replica in each process gives bare values, which nobody can tell from others.
+        assert len(said) <= 1
+
+
+class _Keeping(logging.Handler):
+    def __init__(self, said: list[str]) -> None:
+        super().__init__()
+        self._said = said
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._said.append(record.getMessage())
+
+
+def test_a_state_without_a_variable_or_an_optimizer_is_refused_in_all_processes() -> None:
+    def body(rank: Rank) -> Any:
+        s = elastic_strategy(rank)
+        with s.scope():
+            w, v = xd.Variable(np.zeros(FEATURES), name="w"), xd.Variable(0.0, name="forgotten")
+            optimizer = xd.SGD(0.02)
+        with pytest.raises(
+            ValueError, match="share_state: got a state without forgotten, in which"
+        ) as refused:
+            s.share_state(xd.Checkpoint(w=w))
+        s.share_state(xd.Checkpoint(w=w, models={"v": [v]}))
+
+        def step() -> None:
+            optimizer.apply_gradients([(np.ones(FEATURES), w)])
+
+        with pytest.raises(ValueError, match="share_state: got a state without SGD"):
+            s.run(step)
+        return str(refused.value)
+
+    with ElasticJob(2, body) as job:
+        assert not (failures := failures_of(job)), failures[0]
+
+
+def test_a_newcomer_with_another_program_fails_alone() -> None:
+    """It has other variables, other shapes, or a state that lacks something."""
+
+    def make(kind: str) -> Any:
+        def body(rank: Rank) -> Any:
+            is_new = rank.number == 2
+            s = elastic_strategy(rank)
+            with s.scope():
+                w = xd.Variable(np.zeros(FEATURES + (is_new and kind == "shape")), name="w")
+                others = [xd.Variable(0.0, name="more")] if is_new and kind == "more" else []
+            second = elastic_strategy(rank) if is_new and kind == "strategies" else None
+            state = xd.Checkpoint(w=w, others=others, it=iterator_of(s), step=0)
+            if not (is_new and kind == "state"):
+                state.best = 0.0
+            s.share_state(state)
+
+            def step(x: Any, y: Any) -> Any:
+                return xd.all_reduce("SUM", float(len(x)))
+
+            while state.step < 6:
+                assert float(np.asarray(s.local_results(s.run(step, next(state.it)))[0])) == BATCH
+                state.step += 1
+                if state.step == 3:
+                    rank.tell("waits")
+                    wait_for_newcomers()
+            assert second is None
+            return s.num_workers
+
+        return body
+
+    said = {
+        "shape": r"has w float64\[6\] that the others don't have, and lacks w float64\[5\]",
+        "more": r"has more float64\[\] that the others don't have, and lacks nothing",
+        "strategies": "has 2 strategies, the others have 1",
+        "state": "lacks .*best",
+    }
+    for kind, words in said.items():
+        with ElasticJob(2, make(kind)) as job:
+            job.until_told(0, "waits")
+            job.join()
+            stories = job.finish()
+        assert stories[2].failure is not None, kind
+        with pytest.raises(ValueError, match=words):
+            raise ValueError(stories[2].failure)
+        assert [story.failure for story in stories[:2]] == [None, None], kind
+        assert [story.result for story in stories[:2]] == [2, 2]
+
+
+def test_without_share_state_the_others_go_on_and_a_newcomer_is_told_after_a_bounded_wait() -> None:
+    def body(rank: Rank) -> Any:
+        said: list[str] = []
+        logging.getLogger("xpdistribute").addHandler(_Keeping(said))
+        is_new = rank.number == 2
+        options = xd.CommunicationOptions(timeout_seconds=1.0 if is_new else 10.0)
+        s = elastic_strategy(rank, communication_options=options)
+        with s.scope():
+            w = xd.Variable(0.0, name="w")
+        it = iterator_of(s)
+        if is_new:
+            s.share_state(xd.Checkpoint(w=w, it=it))
+        until = time.monotonic() + 2.5
+        go_on = True
+        while go_on:
+            go_on = bool(s.run(lambda x, y: xd.all_reduce("MIN", float(time.monotonic() < until)), next(it)))
+            rank.tell("step")
+            time.sleep(0.005)
+        return [text for text in said if "wait to be taken in" in text]
+
+    with ElasticJob(2, body) as job:
+        job.until_told(0, "step")
+        job.join()
+        stories = job.finish()
+    assert "waited 1 s to be taken in" in (stories[2].failure or "")
+    for story in stories[:2]:
+        assert story.failure is None, story.failure
+        (said,) = story.result
+        assert "1 processes wait to be taken in, which needs strategy.share_state" in said
+
+
+def test_a_newcomer_that_does_not_share_a_state_is_told_at_its_first_collective() -> None:
+    def body(rank: Rank) -> Any:
+        s = elastic_strategy(rank)
+        if rank.number == 2:
+            return str(s.reduce("SUM", 1.0))
+        rank.tell("ready")
+        for _ in range(40):
+            s.run(lambda: xd.all_reduce("SUM", 1.0))
+            time.sleep(0.01)
+        return s.num_workers
+
+    with ElasticJob(2, body) as job:
+        job.until_told(0, "ready")
+        job.join()
+        stories = job.finish()
+    assert "need strategy.share_state(checkpoint)" in (stories[2].failure or "")
+    assert [story.result for story in stories[:2]] == [2, 2]
+
+
+def test_with_fewer_than_min_workers_all_that_are_left_raise_with_the_state_of_the_last_step(
+    tmp_path: Path,
+) -> None:
+    def body(rank: Rank) -> Any:
+        program = Program(rank, min_workers=2)
+
+        def in_step() -> None:
+            if (rank.number == 0 and program.state.step == 2) or (
+                rank.number == 1 and program.state.step == 4
+            ):
+                rank.die()
+
+        program.in_step = in_step
+        with pytest.raises(xd.PeerFailedError, match="1 of 2 processes are left, and min_workers is 2"):
+            program.train(8)
+        program.state.save(tmp_path / "last.safetensors")
+        return np.array(program.w), program.state.step
+
+    with ElasticJob(3, body) as job:
+        stories = job.finish()
+    assert stories[2].failure is None, stories[2].failure
+    weights, step = stories[2].result
+    assert step == 4
+    np.testing.assert_allclose(weights, undisturbed(4), rtol=1e-12)
+    np.testing.assert_array_equal(xd.load_checkpoint(tmp_path / "last.safetensors")["w"], weights)
+
+
+@pytest.mark.parametrize("number", [0, 3, True and -1])
+def test_min_workers_must_be_possible(number: int) -> None:
+    def body(rank: Rank) -> None:
+        with pytest.raises(ValueError, match=f"min_workers={number}; need a number from 1 to .* 2"):
+            elastic_strategy(rank, min_workers=number)
+
+    with ElasticJob(2, body) as job:
+        assert failures_of(job) == []
+
+
+def test_processes_of_several_hosts_are_refused_when_an_elastic_strategy_is_made() -> None:
+    def body(rank: Rank) -> None:
+        os.environ["XPDISTRIBUTE_HOST"] = f"host{rank.number}"
+        with pytest.raises(
+            RuntimeError, match="elastic job: got processes on host0.*host1.*; need processes of one host"
+        ):
+            elastic_strategy(rank)
+
+    with ElasticJob(2, body) as job:
+        assert failures_of(job) == []
+
+
+def test_an_iterator_that_is_not_in_the_state_takes_in_nobody() -> None:
+    def body(rank: Rank) -> Any:
+        program = Program(rank)
+        s = program.strategy
+        evaluation = s.distribute_dataset(xd.from_arrays((X, Y)).batch(BATCH))
+
+        def each() -> None:
+            if program.state.step == 2 and rank.number < 2:
+                wait_for_newcomers()
+                for element in evaluation:
+                    s.run(lambda x, y: None, element)
+                rank.tell("workers after evaluation", s.num_workers)
+
+        return program.train(5, each)
+
+    with ElasticJob(2, body) as job:
+        job.until_told(0, "step")
+        job.join()
+        stories = job.finish()
+    check(stories, 5, 3)
+    assert stories[0].all("workers after evaluation") == [2]
+
+
+def test_loops_without_an_iterator_take_newcomers_in_where_they_say() -> None:
+    def body(rank: Rank) -> Any:
+        s = elastic_strategy(rank)
+        with s.scope():
+            w = xd.Variable(0.0, name="w", aggregation="SUM")
+        state = xd.Checkpoint(w=w, step=0)
+        s.share_state(state)
+
+        def step() -> None:
+            w.assign_add(1.0)
+
+        while state.step < 6:
+            s.take_in_newcomers()
+            s.run(step)
+            state.step += 1
+            if state.step == 3:
+                rank.tell("waits")
+                wait_for_newcomers()
+        return float(w), s.num_workers
+
+    with ElasticJob(2, body) as job:
+        job.until_told(0, "waits")
+        job.join()
+        stories = job.finish()
+    assert [story.failure for story in stories] == [None] * 3
+    assert [story.result for story in stories] == [(3 * 2.0 + 3 * 3.0, 3)] * 3
+
+
+def test_when_all_that_had_the_state_are_gone_a_newcomer_does_not_begin_anew() -> None:
+    def body(rank: Rank) -> Any:
+        program = Program(rank)
+
+        def each() -> None:
+            if program.state.step == 2:
+                wait_for_newcomers()
+                # The state is handed over in the third collective after the processes have found one another.
+                rank.dies_at("meeting", 4 if rank.number == 0 else 4, after=False)
+
+        return program.train(50, each)
+
+    with ElasticJob(1, body) as job:
+        job.until_told(0, "step")
+        job.join()
+        stories = job.finish()
+    assert stories[0].was_killed
+    assert "all processes that had the state are gone" in (stories[1].failure or ""), stories[1]
+
+
+def test_a_stopped_process_is_treated_as_dead_and_killed() -> None:
+    def body(rank: Rank) -> Any:
+        program = Program(rank)
+        return program.train(
+            8, lambda: time.sleep(1.5 if program.state.step == 3 and rank.number == 1 else 0)
+        )
+
+    with ElasticJob(3, body, heartbeat_seconds=0.6) as job:
+        job.until(lambda: len(job.stories[1].all("step")) == 3)
+        at = job.kill(1, 19)  # SIGSTOP
+        stories = job.finish()
+    assert stories[1].was_killed
+    for story in check(stories, 8, 2):
+        (change,) = story.all("change")
+        assert change.lost == (1,)
+        assert "is treated as dead: nothing was heard of it for 0.6 s" in change.reason
+        assert 0.3 < story.when("change") - at < 2.5
+        assert story.result["seen"] == 8 * BATCH
+
+
+def test_the_sums_of_the_lost_survive_until_they_are_begun_anew() -> None:
+    """Also where those die who have inherited them, with newcomers, and where steps assign."""
+
+    def body(rank: Rank) -> Any:
+        s = elastic_strategy(rank, 2)
+        with s.scope():
+            total = xd.Variable(np.zeros(3), name="t", synchronization="ON_READ", aggregation="SUM")
+            mean = xd.Variable(0.0, name="m", synchronization="ON_READ", aggregation="MEAN")
+        state = xd.Checkpoint(total=total, mean=mean, it=iterator_of(s), step=0)
+        s.share_state(state)
+        killed = {0: 1, 1: 3, 2: 5}
+
+        def step(x: Any, y: Any) -> None:
+            total.assign_add(np.full(3, float(len(x))))
+            mean.assign(float(state.step))
+            if killed.get(rank.number) == state.step:
+                rank.die()
+            xd.all_reduce("SUM", 1.0)
+
+        reads = []
+        while state.step < 8:
+            if state.step == 2 and rank.number < 3:
+                wait_for_newcomers()
+            s.run(step, next(state.it))
+            state.step += 1
+            rank.tell("step", state.step)
+            reads.append((total.read_value().tolist(), float(mean.read_value())))
+        total.assign(np.full(3, 12.0))
+        after = total.read_value().tolist()
+        s.run(lambda: total.assign(np.ones(3)))
+        return reads[-3:], after, total.read_value().tolist(), s.num_replicas_in_sync
+
+    with ElasticJob(3, body) as job:
+        job.until_told(1, "step")
+        job.join()
+        stories = job.finish()
+    story = stories[3]
+    assert story.failure is None, story.failure
+    reads, after, ones, replicas = story.result
+    assert reads == [([6.0 * BATCH] * 3, 5.0), ([7.0 * BATCH] * 3, 6.0), ([8.0 * BATCH] * 3, 7.0)]
+    assert (after, ones, replicas) == ([12.0] * 3, [2.0] * 3, 2)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_checkpoint_is_saved_although_a_process_dies_in_it(victim: int, tmp_path: Path) -> None:
+    def make(number: int) -> Any:
+        def body(rank: Rank) -> Any:
+            program = Program(rank)
+            manager = xd.CheckpointManager(program.state, tmp_path / str(number), max_to_keep=None)
+
+            def each() -> None:
+                if program.state.step == 2:
+                    if rank.number == victim:
+                        rank.dies_at("message", number, after=number % 2 == 0)
+                    manager.save()
+
+            return program.train(4, each)
+
+        return body
+
+    for number in range(1, 7):
+        with ElasticJob(3, make(number)) as job:
+            stories = job.finish()
+        for story in check(stories, 4, 3 - stories[victim].was_killed, lost=int(stories[victim].was_killed)):
+            assert story.result["seen"] == 4 * BATCH
+        # Where the chief had written it before another one died, it is there once more under the next number.
+        saved = list((tmp_path / str(number)).glob("*"))
+        assert 1 <= len(saved) <= 2
+        for path in saved:
+            found = xd.load_checkpoint(path)
+            assert (found["step"], int(found["seen"])) == (2, 2 * BATCH)
+            np.testing.assert_allclose(found["w"], undisturbed(2), rtol=1e-12)
