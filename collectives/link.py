@@ -168,6 +168,20 @@ class Link(ABC):
     def fail(self, error: CollectiveError) -> None:
         """Let every later call in this process raise this: it has left a collective before its end, so the order is lost."""
 
+    def excuse(self, text: str, seconds: float) -> bool:  # noqa: ARG002
+        """Come to the next collective as one whose step has failed, so that it fails for all and the order is kept.
+
+        The others raise a `PeerFailedError` at that collective, or have failed likewise.
+
+        Args:
+            text: what has failed, in words.
+            seconds: to wait for the others.
+
+        Returns:
+            Whether all have come, so that all can go on together; a link that can't do it says no.
+        """
+        return False
+
     @abstractmethod
     def close(self) -> None:
         """Give back what the link holds; not a collective. Calling it again does nothing."""

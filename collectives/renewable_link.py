@@ -105,6 +105,8 @@ class RenewableLink(Link):
         if self._inner is not None:
             self._inner.fail(error)
 
+    # No excuses: a job whose processes may change goes on without the one whose step has failed.
+
     def close(self) -> None:
         if self._inner is not None:
             self._inner.close()

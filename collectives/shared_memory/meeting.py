@@ -258,7 +258,7 @@ class Meeting:
             text = told[excused[0]]
             last = text.rstrip().rpartition("\n")[2]
             failure = PeerFailedError(
-                f"{self._call}: process {excused[0]} of {self._num_processes} failed in its step: {last}",
+                f"{self._call}: process {excused[0]} of {self._num_processes} (in its step) failed: {last}",
                 self._numbers[excused[0]],
                 text,
             )

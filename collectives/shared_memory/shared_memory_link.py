@@ -153,6 +153,9 @@ class SharedMemoryLink(Link):
     def fail(self, error: CollectiveError) -> None:
         self._meeting.fail(error)
 
+    def excuse(self, text: str, seconds: float) -> bool:
+        return self._meeting.excuse(text, seconds)
+
     def close(self) -> None:
         self._meeting.fail(CollectiveError("shared memory: called after close(); make a new strategy"))
         self._folding.close()
