@@ -235,24 +235,20 @@ def test_a_step_that_catches_the_error_of_a_lost_process_is_made_again_all_the_s
         assert story.result["seen"] == 6 * BATCH
 
 
-def test_arguments_that_are_no_shares_of_a_batch_are_done_without_and_that_is_said(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    del caplog  # the processes log to their own
-
+def test_arguments_that_are_no_shares_of_a_batch_are_done_without_and_that_is_said() -> None:
     def body(rank: Rank) -> Any:
         said: list[str] = []
         logging.getLogger("xpdistribute").addHandler(_Keeping(said))
         s = elastic_strategy(rank)
-        steps = 0
+        done = 0
 
         def step(own: Any) -> Any:
-            if rank.number == 1 and steps in (1, 3):
+            if rank.number == 1 and done in (1, 3):
                 rank.die()
             return xd.all_reduce("SUM", float(own))
 
         totals = []
-        for steps in range(4):
+        for done in range(4):  # noqa: B007  # the step looks at it
             values = s.distribute_values_from_function(lambda _: 10.0**rank.number)
             totals.append(float(np.asarray(s.local_results(s.run(step, (values,)))[0])))
         return totals, [text for text in said if "made again without" in text]
@@ -263,8 +259,7 @@ def test_arguments_that_are_no_shares_of_a_batch_are_done_without_and_that_is_sa
         assert stories[number].failure is None, stories[number].failure
         totals, said = stories[number].result
         assert totals == [111.0, 101.0, 101.0, 101.0]
-        # One replica in each process gives bare values, which nobody can tell from others.
-        assert len(said) <= 1
+        assert len(said) == 1  # of two times that it happened
 
 
 class _Keeping(logging.Handler):
@@ -424,7 +419,7 @@ def test_with_fewer_than_min_workers_all_that_are_left_raise_with_the_state_of_t
     np.testing.assert_array_equal(xd.load_checkpoint(tmp_path / "last.safetensors")["w"], weights)
 
 
-@pytest.mark.parametrize("number", [0, 3, True and -1])
+@pytest.mark.parametrize("number", [-1, 0, 3])
 def test_min_workers_must_be_possible(number: int) -> None:
     def body(rank: Rank) -> None:
         with pytest.raises(ValueError, match=f"min_workers={number}; need a number from 1 to .* 2"):
@@ -438,7 +433,7 @@ def test_processes_of_several_hosts_are_refused_when_an_elastic_strategy_is_made
     def body(rank: Rank) -> None:
         os.environ["XPDISTRIBUTE_HOST"] = f"host{rank.number}"
         with pytest.raises(
-            RuntimeError, match="elastic job: got processes on host0.*host1.*; need processes of one host"
+            RuntimeError, match=r"elastic job: got processes on host0.*host1.*; need processes of one host"
         ):
             elastic_strategy(rank)
 
@@ -505,7 +500,7 @@ def test_when_all_that_had_the_state_are_gone_a_newcomer_does_not_begin_anew() -
             if program.state.step == 2:
                 wait_for_newcomers()
                 # The state is handed over in the third collective after the processes have found one another.
-                rank.dies_at("meeting", 4 if rank.number == 0 else 4, after=False)
+                rank.dies_at("meeting", 4, after=False)
 
         return program.train(50, each)
 
@@ -600,7 +595,10 @@ def test_a_checkpoint_is_saved_although_a_process_dies_in_it(victim: int, tmp_pa
     for number in range(1, 7):
         with ElasticJob(3, make(number)) as job:
             stories = job.finish()
-        for story in check(stories, 4, 3 - stories[victim].was_killed, lost=int(stories[victim].was_killed)):
+        other = stories[1 - victim].result
+        # Killed when it says goodbye, nobody misses it.
+        workers = 3 if other is None else other["workers"]
+        for story in check(stories, 4, workers, lost=int(stories[victim].was_killed)):
             assert story.result["seen"] == 4 * BATCH
         # Where the chief had written it before another one died, it is there once more under the next number.
         saved = list((tmp_path / str(number)).glob("*"))
