@@ -67,6 +67,12 @@ def common(error: E) -> E:
     return error
 
 
+def not_common(error: E) -> E:
+    """Take back what `common` says: the processes that raise it at the same call are not all."""
+    error.__dict__.pop("_xpdistribute_common", None)
+    return error
+
+
 def is_common(error: BaseException) -> bool:
     """Whether every process raises it at the same call."""
     return bool(error.__dict__.get("_xpdistribute_common"))

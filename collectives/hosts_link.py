@@ -17,11 +17,12 @@ import numpy as np
 
 from collectives.arrays import Array
 from collectives.calls import Call
-from collectives.errors import CollectiveError
+from collectives.errors import CollectiveError, not_common
 from collectives.link import Link
 from collectives.mpi.chunks import plan_chunks
 from collectives.mpi.mpi_link import MpiLink
 from collectives.mpi.reducing import Piece, plan_pieces
+from collectives.mpi.transfers import Transfers
 from collectives.recycled_memory import RecycledMemory
 from collectives.reduce_op import ReduceOp
 from collectives.reduction import CHUNK_BYTES
@@ -167,7 +168,7 @@ class HostsLink(Link):
             for turn in range(len(pieces) + depth):
                 if turn < len(pieces):
                     part, place = pieces[turn], turn % len(buffers)
-                    self._finish(sending[place])
+                    self._finish(self._onward, sending[place])
                     total = buffers[place][: (part.stop - part.start) * dtype.itemsize].view(dtype)
                     if self._before is not None:
                         self._onward.run(receives=[(total, self._before)])
@@ -186,12 +187,11 @@ class HostsLink(Link):
                     if self._before is not None:
                         returning += self._back.start_send(result[part], self._before)
             for requests in sending:
-                self._finish(requests)
-            self._finish(returning)
+                self._finish(self._onward, requests)
+            self._finish(self._back, returning)
 
-    def _finish(self, requests: list[Any]) -> None:
-        peers = [p for p in (self._before, self._after) if p is not None]
-        self._onward.finish(requests, peers, (self._buffers, self._result_memory))
+    def _finish(self, way: Transfers, requests: list[Any]) -> None:
+        way.finish(requests, [p for p in (self._before, self._after) if p is not None])
 
     def _part_of_result(self, length: int, dtype: np.dtype[Any]) -> Array:
         """Memory that the host's other processes can read."""
@@ -213,7 +213,7 @@ class HostsLink(Link):
         try:
             yield
         except CollectiveError as error:
-            self.fail(error)
+            self.fail(not_common(error))  # all of the host know it, and nobody else
             raise
         finally:
             self._is_inside = False
@@ -252,6 +252,10 @@ class HostsLink(Link):
     def fail(self, error: CollectiveError) -> None:
         self._between.fail(error)
         self._shared.fail(error)
+
+    def abandon(self, timeout: float) -> bool:
+        """Have nothing under way between hosts any more; whether that was possible in so many seconds."""
+        return self._between.abandon(timeout)
 
     def close(self) -> None:
         self._between.close()

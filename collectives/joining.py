@@ -79,9 +79,12 @@ def _meeting_point(place: ClusterPlace, environ: Mapping[str, str]) -> tuple[str
 
 
 def _by_mpi(place: ClusterPlace) -> tuple[str, str]:
-    from collectives.mpi.library import world  # noqa: PLC0415  # an extra
+    from collectives.mpi.library import set_leaving_alone, world  # noqa: PLC0415  # an extra
+    from collectives.mpi.survivors import survives_losses  # noqa: PLC0415  # likewise
 
     comm: Any = world()
+    if survives_losses():
+        set_leaving_alone()
     if comm.size != place.num_processes:
         raise RuntimeError(
             f"{place}, and MPI's world has {comm.size} processes; need the same — start one program for all"
@@ -91,7 +94,8 @@ def _by_mpi(place: ClusterPlace) -> tuple[str, str]:
     if comm.rank == 0:
         token = secrets.token_hex(16)
         is_local = len(set(hosts)) == 1
-        hub = _start(Hub(comm.size, token, "127.0.0.1" if is_local else ""))
+        elastic = survives_losses()
+        hub = _start(Hub(comm.size, token, "127.0.0.1" if is_local else "", elastic=elastic))
         point = (hub.address, token)
     address, token = comm.bcast(point, root=0)
     if comm.rank == 0:

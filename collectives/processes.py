@@ -10,8 +10,9 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable
-from typing import Any, final
+from typing import final
 
+from collectives.backends import BACKENDS, make_link
 from collectives.channel import Channel
 from collectives.cluster_environment import ClusterPlace, find_place, tf_config_changed
 from collectives.clusters import TF_CONFIG, ClusterTask
@@ -22,11 +23,10 @@ from collectives.joining import connect
 from collectives.link import Link
 from collectives.renewable_link import RenewableLink
 from collectives.shared_memory.segments import host_identity
-from collectives.shared_memory.shared_memory_link import SharedMemoryLink
 from collectives.this_process import set_process_number
 
-BACKENDS = ("auto", "shared_memory", "mpi")
-"""How processes exchange data; auto is shared memory inside a host and MPI between hosts."""
+_TO_BE_EXCUSED = 2.0
+"""Seconds that a process whose step has failed waits for the others to come to their next collective."""
 
 
 @final
@@ -52,6 +52,7 @@ class Processes:
         self.place = place
         self.timeout = timeout
         self._num_links = 0
+        self._needs_mpi = False
         self._kept: list[tuple[weakref.ref[RenewableLink], CommunicationOptions, int]] = []
         self._all: weakref.WeakSet[Link] = weakref.WeakSet()
         self._renewals: list[
@@ -86,13 +87,29 @@ class Processes:
         return tf_config_changed(self.place)
 
     @property
+    def newcomers(self) -> int:
+        """How many processes wait to be taken in; none where several hosts are connected by MPI, which newcomers are not in."""
+        return 0 if self.channel is None or self._needs_mpi else self.channel.newcomers
+
+    @property
     def num_processes(self) -> int:
         """How many there are."""
         return 1 if self.channel is None else self.channel.num_processes
 
-    def fail(self, error: BaseException) -> None:
-        """Tell the other processes that this one has failed in a step, which they can't complete without it."""
+    def fail(self, error: BaseException, link: Link | None = None) -> None:
+        """Tell the other processes that this one has failed in a step, which they can't complete without it.
+
+        Args:
+            error: what it has failed with.
+            link: that the step was made over. If the others come to a collective on it soon, or have failed too, all can go on.
+        """
         if self.channel is None:
+            return
+        text = "".join(traceback.format_exception(error)).rstrip()
+        last = f"{type(error).__name__}: {error}"
+        if not text.endswith(last):  # it has notes, and the last line is what the others name in their errors
+            text += f"\n{last}"
+        if link is not None and isinstance(error, Exception) and link.excuse(text, _TO_BE_EXCUSED):
             return
         if self.channel.elastic and isinstance(error, PeerFailedError):
             return  # the job may go on; if not, the error ends this process, which is told then
@@ -103,10 +120,6 @@ class Processes:
                     "start of the job — xpdistribute run --max-restarts does it from the last checkpoint"
                 )
             )
-        text = "".join(traceback.format_exception(error)).rstrip()
-        last = f"{type(error).__name__}: {error}"
-        if not text.endswith(last):  # it has notes, and the last line is what the others name in their errors
-            text += f"\n{last}"
         follows = followed(error)
         self.channel.publish_failure(text, follows)
 
@@ -205,56 +218,10 @@ class Processes:
             raise ValueError(
                 f"backend: the processes ask for different ones, {', '.join(sorted(backends))}; need one"
             )
-        if backend == "auto":
-            backend = "shared_memory" if len(set(hosts)) == 1 else "hosts"
-        link = self._link_by(backend, counts, hosts, name, timeout)
+        self._needs_mpi = self._needs_mpi or len(set(hosts)) > 1
+        link = make_link(channel, backend, counts, hosts, name, timeout)
         self._all.add(link)
         return link
-
-    def _link_by(self, backend: str, counts: list[int], hosts: list[str], name: str, timeout: float) -> Link:
-        channel = self.channel
-        assert channel is not None
-        if backend == "shared_memory":
-            if len(set(hosts)) > 1:
-                raise RuntimeError(
-                    f"backend: got shared_memory for processes on {len(set(hosts))} hosts, {', '.join(sorted(set(hosts)))}; need one "
-                    "host — backend='auto' uses MPI between hosts"
-                )
-            return SharedMemoryLink(
-                channel.process,
-                counts,
-                _exchange(channel, name, timeout),
-                timeout=timeout,
-                watch=channel,
-                name=name,
-            )
-        from collectives.mpi.library import world  # noqa: PLC0415  # an extra
-        from collectives.mpi.mpi_link import MpiLink  # noqa: PLC0415  # likewise
-
-        comm = world()
-        if (comm.rank, comm.size) != (channel.process, channel.num_processes):
-            raise RuntimeError(
-                f"backend: this is process {channel.process} of {channel.num_processes}, and rank {comm.rank} of {comm.size} in MPI, "
-                f"which {'the hosts ' + ', '.join(sorted(set(hosts))) + ' need' if backend == 'hosts' else 'was asked for'}; need "
-                "one numbering — start the program with xpdistribute run, mpiexec, or srun --mpi=pmix"
-            )
-        between = MpiLink(comm, counts, timeout=timeout, watch=channel, name=name)
-        if backend == "mpi":
-            return between
-        from collectives.hosts_link import HostsLink  # noqa: PLC0415  # likewise
-
-        own = [number for number, host in enumerate(hosts) if host == hosts[channel.process]]
-        gather = _exchange(channel, name, timeout)
-        shared = SharedMemoryLink(
-            own.index(channel.process),
-            [counts[number] for number in own],
-            lambda value: [told for number, told in enumerate(gather(value)) if number in own],
-            timeout=timeout,
-            watch=channel,
-            numbers=own,
-            name=name,
-        )
-        return HostsLink(shared, between, hosts, watch=channel)
 
 
 def _require_alike(own: list[list[str]], others: list[list[str]]) -> None:
@@ -272,17 +239,6 @@ def _require_alike(own: list[list[str]], others: list[list[str]]) -> None:
                 f"lacks {', '.join(lacking) or 'nothing'} that they have; need the same program, which makes all variables before it "
                 "calls share_state"
             )
-
-
-def _exchange(channel: Channel, name: str, timeout: float) -> Callable[[Any], list[Any]]:
-    turn = 0
-
-    def exchange(value: Any) -> list[Any]:
-        nonlocal turn
-        turn += 1
-        return channel.gather(f"{name}.{turn}", value, timeout)
-
-    return exchange
 
 
 _joining = threading.Lock()

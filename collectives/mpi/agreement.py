@@ -14,7 +14,7 @@ from typing import Any, final
 import numpy as np
 
 from collectives.arrays import Array
-from collectives.mpi.waiting import Look, wait_until
+from collectives.mpi.waiting import Look, have_ended, wait_until
 
 INLINE_BYTES = 128 * 1024
 """What a process can bring. Beyond, sending each process only its part costs less than sending everything to all."""
@@ -55,6 +55,7 @@ class Agreement:
         self._heads = [page.data for page in self._pages]
         self._own_head = self._heads[self._process]
         self._sends: dict[int, list[Any]] = {}
+        self._in_rounds: list[Any] = []
         self._bodies = [page[HEAD_BYTES:] for page in self._pages]
         self._others = [p for p in range(self._size) if p != self._process] if self._is_direct else []
         self._receives = [comm.Recv_init([self._pages[p], mpi.BYTE], p, tag) for p in self._others]
@@ -124,14 +125,18 @@ class Agreement:
         """What the process has brought, as `views`."""
         return self._bodies[process][: self.length_of(process)]
 
+    def abandon(self, timeout: float) -> bool:
+        """Wait until what nobody waits for any more has ended, well or not; whether it has in time."""
+        return have_ended(self._mpi, [*self._all_requests(), *self._in_rounds], timeout)
+
     def close(self) -> None:
         """Give the requests back; nobody may be waiting."""
-        for request in [
-            *self._receives,
-            *(request for requests in self._sends.values() for request in requests),
-        ]:
+        for request in self._all_requests():
             request.Free()
         self._receives, self._sends = [], {}
+
+    def _all_requests(self) -> list[Any]:
+        return [*self._receives, *(request for requests in self._sends.values() for request in requests)]
 
     def _requests(self, length: int) -> list[Any]:
         # A request has a fixed length: few of them, and little sent in vain.
@@ -195,4 +200,5 @@ class Agreement:
 
     def _finish(self, requests: list[Any], missing: Sequence[int]) -> None:
         test = self._mpi.Request.Testall
+        self._in_rounds = requests
         wait_until(lambda: test(requests), self._look, lambda: [p for p in missing if p != self._process])

@@ -42,7 +42,8 @@ _loading = threading.Lock()
 _module: Any = None
 _is_ours = False
 _links: weakref.WeakSet[Any] = weakref.WeakSet()
-_failed = False
+_failed = _leaves_alone = False
+_kept: dict[int, object] = {}
 
 
 def mpi() -> Any:
@@ -92,6 +93,25 @@ def set_failed() -> None:
     _failed = True
 
 
+def set_leaving_alone() -> None:
+    """This process may end without the others, and they without it: its job goes on when some are lost.
+
+    `MPI_Finalize` waits for all, those that have died too.
+    """
+    global _leaves_alone
+    _leaves_alone = True
+
+
+def keep(owner: object) -> None:
+    """Keep memory that MPI may still read and write."""
+    _kept[id(owner)] = owner
+
+
+def let_go(owner: object) -> None:
+    """MPI is done with it."""
+    _kept.pop(id(owner), None)
+
+
 def _load() -> Any:
     try:
         import mpi4py  # noqa: PLC0415  # an extra
@@ -134,11 +154,11 @@ def _at_exit() -> None:
     # The interpreter leaves the exception that ended it here; in an interactive one it says nothing.
     is_interactive = hasattr(sys, "ps1") or sys.flags.interactive
     has_raised = getattr(sys, "last_value", None) is not None and not is_interactive
-    if has_raised or _failed:
+    if has_raised or _failed or _leaves_alone:
         if not _is_ours:  # mpi4py would finalise MPI next, and wait
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(1)
+            os._exit(1 if has_raised or not _leaves_alone else 0)
         return
     links = list(_links)
     for link in links:

@@ -18,7 +18,7 @@ import numpy as np
 
 from collectives.arrays import Array
 from collectives.mpi.chunks import MESSAGE_BYTES, plan_chunks
-from collectives.mpi.waiting import Look, UnderWay, wait_until
+from collectives.mpi.waiting import Look, UnderWay, have_ended, wait_until
 
 _WITH_ANNOUNCEMENT = 2048
 """Bytes of an array that comes with its announcement; both fit what MPI sends without asking."""
@@ -51,7 +51,7 @@ class Mailbox:
         self._numbers: dict[int, int] = {}
         self._under_way: list[tuple[list[Any], Any]] = []
         self._courier: threading.Thread | None = None
-        self._abandoned: list[Any] = []
+        self._unreceived: list[tuple[list[Any], Array]] = []
         self._closing = False
 
     def send(self, process: int, member: int, array: Array, peer: int, tag: int) -> None:
@@ -110,7 +110,7 @@ class Mailbox:
         try:
             UnderWay(self._mpi, requests).wait(look, missing)
         except BaseException:
-            self._abandoned += [requests, array]  # MPI may still write into it
+            self._unreceived.append((requests, array))  # MPI may still write into it
             raise
         return array
 
@@ -128,11 +128,28 @@ class Mailbox:
         # MPI moves what is under way only when it is called.
         while True:
             with self._sending:
-                self._under_way = [sent for sent in self._under_way if not self._mpi.Request.Testall(sent[0])]
+                self._under_way = [sent for sent in self._under_way if not self._is_over(sent[0])]
                 if not self._under_way or self._closing:
                     self._courier = None
                     return
             time.sleep(_NAP)
+
+    def _is_over(self, requests: list[Any]) -> bool:
+        try:
+            return bool(self._mpi.Request.Testall(requests))
+        except self._mpi.Exception:
+            # The receiver is gone, which whoever waits for it is told. The bytes stay if MPI is not done with all of them.
+            return have_ended(self._mpi, requests, 0.0)
+
+    def abandon(self, timeout: float) -> bool:
+        """Have nothing under way any more; whether that was possible in so many seconds."""
+        with self._sending, self._reading:
+            self._closing = True
+            under_way = [*self._under_way, *self._unreceived]
+            if not have_ended(self._mpi, [one for requests, _ in under_way for one in requests], timeout):
+                return False
+            self._under_way, self._unreceived = [], []
+            return True
 
     def close(self, timeout: float) -> None:
         """Wait until what was sent has been received, or until the timeout, and keep what MPI may still read."""

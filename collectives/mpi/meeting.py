@@ -22,7 +22,7 @@ from collectives.errors import (
     common,
 )
 from collectives.mpi.agreement import DIFFERS, INLINE_BYTES, Agreement
-from collectives.mpi.library import set_failed
+from collectives.mpi.library import keep, let_go, set_failed
 from collectives.mpi.transfers import Transfers
 from collectives.mpi.waiting import wait_until
 from collectives.watch import Watch
@@ -62,6 +62,7 @@ class Meeting:
         name: what the link is called in reports.
         largest: bytes of one message.
         direct_up_to: as of `Agreement`; None for what is fastest.
+        owns_comm: use ``comm`` itself instead.
 
     Raises:
         CollectiveTimeoutError: some process did not come.
@@ -79,6 +80,7 @@ class Meeting:
         name: str,
         largest: int,
         direct_up_to: int | None,
+        owns_comm: bool,
     ) -> None:
         self._mpi, self.process, self.num_processes = mpi, comm.rank, comm.size
         self.counts = tuple(counts)
@@ -92,14 +94,15 @@ class Meeting:
         self._is_waiting = False
         self._recent: deque[Call] = deque(maxlen=_RECENT)
         self._digests: dict[Call, bytes] = {}
-        self.comm = self._duplicate(comm)
+        self.comm = comm if owns_comm else self._duplicate(comm)
         self.agreement = (
             Agreement(mpi, self.comm, self._look, _AGREEMENT_TAG)
             if direct_up_to is None
             else Agreement(mpi, self.comm, self._look, _AGREEMENT_TAG, direct_up_to)
         )
-        self._transfers = Transfers(mpi, self.comm, self._look, _TRANSFER_TAG, largest)
         self._largest = largest
+        self._ways: list[Transfers] = []
+        self._transfers = self.transfers(_TRANSFER_TAG)
         if watch is not None:
             watch.describe = self.describe
 
@@ -167,7 +170,9 @@ class Meeting:
 
     def transfers(self, tag: int) -> Transfers:
         """A way to send between processes that have agreed on what they do, with a tag of its own."""
-        return Transfers(self._mpi, self.comm, self._look, tag, self._largest)
+        way = Transfers(self._mpi, self.comm, self._look, tag, self._largest)
+        self._ways.append(way)
+        return way
 
     def run(
         self, receives: Iterable[tuple[Array, int]] = (), sends: Iterable[tuple[Array, int]] = ()
@@ -239,6 +244,14 @@ class Meeting:
         if self._broken is None:
             self._broken = error
             set_failed()
+            keep(self)
+
+    def abandon(self, timeout: float) -> bool:
+        """After a failure: wait until what is under way has ended, well or not; whether it has in so many seconds."""
+        if not self.agreement.abandon(timeout) or not all(way.abandon(timeout) for way in self._ways):
+            return False
+        let_go(self)
+        return True
 
     def close(self) -> bool:
         """Give back what it holds, unless something has failed and others may still write into it; whether it did."""
@@ -331,7 +344,7 @@ class Meeting:
     def _break_for(self, error: Exception) -> NoReturn:
         """MPI itself says that something is wrong: with ULFM, that a process died."""
         text = f"{self._call}: MPI failed in process {self.process}: {error}"
-        died = error.Get_error_class() == getattr(self._mpi, "ERR_PROC_FAILED", None)  # type: ignore[attr-defined]  # mpi4py's
+        died = error.Get_error_class() in _of_a_death(self._mpi)  # type: ignore[attr-defined]  # mpi4py's
         failure = PeerFailedError(text) if died else CollectiveError(text)
         self.fail(failure)
         raise _copied(failure) from error
@@ -343,6 +356,12 @@ class Meeting:
         )
         own.Set_errhandler(self._mpi.ERRORS_RETURN)
         return own
+
+
+def _of_a_death(mpi: Any) -> list[int]:
+    """What MPI raises where a process has died: to who waits for it, and to who waits for one that has noticed it."""
+    names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+    return [getattr(mpi, name) for name in names if hasattr(mpi, name)]
 
 
 def _copied(error: CollectiveError) -> CollectiveError:

@@ -42,7 +42,7 @@ class MpiLink(Link):
     """One process's end. All processes of the communicator make it at the same time.
 
     Args:
-        comm: of mpi4py; the link uses a duplicate of its own.
+        comm: of mpi4py; the link uses a duplicate of its own, unless it is told to own this one.
         counts: how many members each process hosts, by rank in ``comm``.
         timeout: seconds that a process waits for the others.
         watch: what is known of the other processes.
@@ -51,6 +51,7 @@ class MpiLink(Link):
         piece_bytes: how much of a large array is reduced at once.
         largest_message: bytes.
         direct_up_to: as of `Agreement`; None for what is fastest.
+        owns_comm: nobody else uses ``comm``, and the link frees it.
 
     Raises:
         ValueError: not as many counts as processes, or not the same on all; a piece of no bytes.
@@ -69,6 +70,7 @@ class MpiLink(Link):
         piece_bytes: int = PIECE_BYTES,
         largest_message: int = MESSAGE_BYTES,
         direct_up_to: int | None = None,
+        owns_comm: bool = False,
     ) -> None:
         super().__init__(comm.rank, counts)
         if len(self.counts) != comm.size or min(self.counts, default=0) < 1:
@@ -89,6 +91,7 @@ class MpiLink(Link):
             name=name,
             largest=largest_message,
             direct_up_to=direct_up_to,
+            owns_comm=owns_comm,
         )
         self._num_transfers = 0
         self._mailbox = Mailbox(mpi, self._meeting.comm, _MAIL_TAG, largest_message)
@@ -165,6 +168,14 @@ class MpiLink(Link):
 
     def fail(self, error: CollectiveError) -> None:
         self._meeting.fail(error)
+
+    def abandon(self, timeout: float) -> bool:
+        """Have nothing under way any more, after a failure that no process goes on from; whether that was possible.
+
+        Args:
+            timeout: seconds that what is under way has to end.
+        """
+        return self._mailbox.abandon(timeout) and self._meeting.abandon(timeout)
 
     def close(self) -> None:
         if self._closed:

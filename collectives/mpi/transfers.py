@@ -6,14 +6,14 @@ can't inside a collective of MPI's, and what comes of it is as fast.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
 import numpy as np
 
 from collectives.arrays import Array
 from collectives.mpi.chunks import MESSAGE_BYTES, plan_chunks
-from collectives.mpi.waiting import Look, UnderWay
+from collectives.mpi.waiting import Look, UnderWay, have_ended
 
 
 @final
@@ -31,7 +31,8 @@ class Transfers:
     def __init__(self, mpi: Any, comm: Any, look: Look, tag: int, largest: int = MESSAGE_BYTES) -> None:
         self._mpi, self._comm, self._look, self._tag = mpi, comm, look, tag
         self._process, self._size, self._largest = comm.rank, comm.size, largest
-        self._abandoned: list[Any] = []
+        self._under_way: dict[int, tuple[Any, Array]] = {}
+        """Requests, and what MPI reads or writes for them: it must not be given back before they have ended."""
 
     def run(
         self, receives: Iterable[tuple[Array, int]] = (), sends: Iterable[tuple[Array, int]] = ()
@@ -46,22 +47,23 @@ class Transfers:
         receives, sends = list(receives), list(sends)
         requests = [request for array, peer in receives for request in self._receive(array, peer)]
         requests += [request for array, peer in sends for request in self.start_send(array, peer)]
-        self.finish(requests, [peer for _, peer in (*receives, *sends)], (receives, sends))
+        self.finish(requests, [peer for _, peer in (*receives, *sends)])
 
     def start_send(self, array: Array, peer: int) -> list[Any]:
         """The requests that send an array's bytes, to be given to `finish`; it must stay as it is until then."""
-        data = array.view(np.uint8)
-        return [
-            self._comm.Isend([data[start : start + length], self._mpi.BYTE], peer, self._tag)
-            for start, length in plan_chunks(data.nbytes, self._largest)
-        ]
+        return self._begin(self._comm.Isend, array, peer)
 
     def _receive(self, array: Array, peer: int) -> list[Any]:
+        return self._begin(self._comm.Irecv, array, peer)
+
+    def _begin(self, start_one: Callable[..., Any], array: Array, peer: int) -> list[Any]:
         data = array.view(np.uint8)
-        return [
-            self._comm.Irecv([data[start : start + length], self._mpi.BYTE], peer, self._tag)
-            for start, length in plan_chunks(data.nbytes, self._largest)
-        ]
+        requests = []
+        for start, length in plan_chunks(data.nbytes, self._largest):
+            request = start_one([data[start : start + length], self._mpi.BYTE], peer, self._tag)
+            self._under_way[id(request)] = request, data
+            requests.append(request)
+        return requests
 
     def broadcast(self, data: Array, root: int, piece_bytes: int) -> None:
         """Every process gets one process's bytes, along a binomial tree, in pieces so that all of it works at the same time.
@@ -86,20 +88,22 @@ class Transfers:
                 self.run(receives=[(piece, parent)])
             for child in children:
                 under_way += self.start_send(piece, child)
-        self.finish(under_way, children, data)
+        self.finish(under_way, children)
 
-    def finish(self, requests: list[Any], peers: Sequence[int], arrays: Any) -> None:
+    def finish(self, requests: list[Any], peers: Sequence[int]) -> None:
         """Wait until what was started has been done.
 
         Args:
             requests: of `start_send`.
             peers: the processes that it depends on.
-            arrays: that MPI reads and writes.
         """
-        under_way = UnderWay(self._mpi, requests)
-        try:
-            under_way.wait(self._look, lambda: sorted(set(peers)))
-        except BaseException:
-            # MPI may still read and write them: they must not be given back before the process ends.
-            self._abandoned += [requests, arrays]
-            raise
+        UnderWay(self._mpi, requests).wait(self._look, lambda: sorted(set(peers)))
+        for request in requests:
+            del self._under_way[id(request)]
+
+    def abandon(self, timeout: float) -> bool:
+        """Wait until what nobody waits for any more has ended, well or not; whether it has in time."""
+        if not have_ended(self._mpi, [request for request, _ in self._under_way.values()], timeout):
+            return False
+        self._under_way.clear()
+        return True

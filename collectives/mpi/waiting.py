@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
 _SPINS = 20
@@ -64,6 +64,29 @@ class UnderWay:
             return True
         self._num_done += len(done)
         return self.is_done() if done else False
+
+
+def have_ended(mpi: Any, requests: Iterable[Any], timeout: float) -> bool:
+    """Wait until each of several requests has ended, well or not; whether they all have in time.
+
+    Args:
+        mpi: the module ``mpi4py.MPI``.
+        requests: which.
+        timeout: seconds.
+    """
+    deadline = time.monotonic() + timeout
+    left = [request for request in requests if not _has_ended(mpi, request)]
+    while left and time.monotonic() < deadline:
+        time.sleep(_FIRST_NAP)
+        left = [request for request in left if not _has_ended(mpi, request)]
+    return not left
+
+
+def _has_ended(mpi: Any, request: Any) -> bool:
+    try:
+        return bool(request.Test())
+    except mpi.Exception:
+        return True
 
 
 def _wait(

@@ -1,0 +1,263 @@
+"""A link over which a collective succeeds for all survivors or for none, whoever dies in the middle of it.
+
+MPI tells a loss to those that wait for the lost process, and these may have what others lack. So after each collective all
+live processes agree whether it succeeded everywhere. If it did not, all raise that the same process is gone: they are at
+the same call, and can make the same step again. Nothing is on its way then any more, so that no late message of
+the lost step gets into the memory of the next one.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol, TypeVar, final
+
+import numpy as np
+
+from collectives.arrays import Array
+from collectives.calls import Call
+from collectives.errors import (
+    CollectiveError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    PeerFailedError,
+    is_common,
+)
+from collectives.link import Link
+from collectives.mpi.any_loss import AnyLoss
+from collectives.mpi.library import mpi as mpi_module
+from collectives.mpi.waiting import wait_until
+from collectives.reduce_op import ReduceOp
+from collectives.watch import Watch
+
+T = TypeVar("T")
+
+_SPINS = 100
+_TO_BE_TOLD = 15.0
+"""Seconds that the hub has to say who is gone when MPI knows it already; it may have to miss a heartbeat first."""
+_TO_DRAIN = 10.0
+"""Seconds that messages of a lost collective have to end."""
+
+
+class Abandonable(Protocol):
+    """What a link can do with what is under way when nobody will complete it."""
+
+    def abandon(self, timeout: float) -> bool:
+        """Have nothing under way any more; whether that was possible."""
+
+
+@final
+class AgreeingLink(Link):
+    """One process's end. All make it at the same time.
+
+    Args:
+        comm: of the live processes, by their numbers, used by nobody else.
+        make: makes the link that does the work, in this communicator and with this watch, and says how to abandon what it has
+            under way.
+        counts: how many members each process hosts.
+        watch: what is known of the other processes.
+        timeout: seconds that a process waits for the others.
+
+    Raises:
+        PeerFailedError: a process was lost meanwhile; on all.
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        make: Callable[[Any, Watch], tuple[Link, Abandonable]],
+        counts: Sequence[int],
+        *,
+        watch: Watch,
+        timeout: float,
+    ) -> None:
+        super().__init__(comm.rank, counts)
+        self._comm, self._watch, self._timeout = comm, watch, timeout
+        self._mpi = mpi_module()
+        self._flag = np.ones(1, np.int32)
+        self._failing = threading.Lock()
+        self._broken: CollectiveError | None = None
+        self._abandonable: Abandonable | None = None
+        self._call = Call("the making of a link")
+        self._inner, self._abandonable = self._agreed(self._call, lambda: make(comm, AnyLoss(watch)))
+
+    # ------------------------------------------------------------- collectives
+
+    def barrier(self, call: Call) -> None:
+        self._agreed(call, lambda: self._inner.barrier(call))
+
+    def gather_objects(self, call: Call, values: Sequence[object]) -> list[object]:
+        return self._agreed(call, lambda: self._inner.gather_objects(call, values))
+
+    def fold(
+        self, call: Call, op: ReduceOp, sources: Sequence[Sequence[Array]], targets: Sequence[Sequence[Array]]
+    ) -> None:
+        self._agreed(call, lambda: self._inner.fold(call, op, sources, targets))
+
+    def reduce_scatter(
+        self, call: Call, op: ReduceOp, sources: Sequence[Array], targets: Sequence[Array]
+    ) -> None:
+        self._agreed(call, lambda: self._inner.reduce_scatter(call, op, sources, targets))
+
+    def broadcast(self, call: Call, root: int, source: Array | None, targets: Sequence[Array]) -> None:
+        self._agreed(call, lambda: self._inner.broadcast(call, root, source, targets))
+
+    def all_gather(self, call: Call, arrays: Sequence[Array], use: Callable[[list[Array]], T]) -> T:
+        return self._agreed(call, lambda: self._inner.all_gather(call, arrays, use))
+
+    def all_to_all(self, call: Call, sources: Sequence[Array], targets: Sequence[Array]) -> None:
+        self._agreed(call, lambda: self._inner.all_to_all(call, sources, targets))
+
+    # ---------------------------------------------------------- point to point
+
+    def send(self, member: int, array: Array, peer: int, tag: int) -> None:
+        self._alone(lambda: self._inner.send(member, array, peer, tag))
+
+    def receive(self, member: int, peer: int, tag: int) -> Array:
+        return self._alone(lambda: self._inner.receive(member, peer, tag))
+
+    # ------------------------------------------------------------------ others
+
+    def memory(self, num_bytes: int) -> Array:
+        return self._inner.memory(num_bytes)
+
+    def fail(self, error: CollectiveError) -> None:
+        if self._broken is None:
+            self._broken = error
+        self._inner.fail(error)
+
+    def close(self) -> None:
+        if self._broken is None:
+            self._broken = CollectiveError("the link is closed; make a new one")
+        self._inner.close()
+
+    # --------------------------------------------------------------- agreeing
+
+    def _agreed(self, call: Call, work: Callable[[], T]) -> T:
+        """Do this process's part, and return when all have done theirs; or raise on all that one is gone."""
+        if self._broken is not None:
+            raise _copied(self._broken)
+        self._call = call
+        outcome: Exception | None = None
+        try:
+            result = work()
+        except CollectiveError as error:
+            if not is_common(error) or isinstance(error, PeerFailedError):
+                self._lose(error)
+            outcome = error
+        except self._mpi.Exception as error:
+            self._lose(error)
+        except Exception as error:  # noqa: BLE001  # raised when the others know that it is not for a loss
+            if self._abandonable is None:
+                self._lose(error)  # the making: memory of one who has died can't be opened
+            outcome = error
+        if not self._agree(succeeded=True):
+            self._raise_lost(outcome)
+        if outcome is not None:
+            raise outcome
+        return result
+
+    def _alone(self, work: Callable[[], T]) -> T:
+        """As `_agreed`, for what not all do: a loss is agreed on in place of the next collective, at which the others are."""
+        if self._broken is not None:
+            raise _copied(self._broken)
+        try:
+            return work()
+        except (CollectiveError, self._mpi.Exception) as error:
+            if isinstance(error, CollectiveTimeoutError):
+                raise
+            with self._failing:
+                if self._broken is not None:
+                    raise _copied(self._broken) from error
+                self._lose(error)
+
+    def _lose(self, error: Exception) -> NoReturn:
+        """This process's part has failed: if that is for a loss, see to it that all fail with it."""
+        is_told = isinstance(error, (CollectiveTimeoutError, CollectiveMismatchError))
+        if isinstance(error, PeerFailedError):
+            is_told = error.process >= 0 and error.process not in self._watch.gone
+        if is_told:
+            # Everybody learns of it by way of the hub, and nobody goes on.
+            assert isinstance(error, CollectiveError)
+            self._broken = error
+            raise error
+        # The others may wait for this process's messages; and no message may come later than the agreement.
+        self._comm.Revoke()
+        if self._abandonable is not None and not self._abandonable.abandon(_TO_DRAIN):
+            self._break(
+                CollectiveError(
+                    f"{self._call}: a process is gone, and MPI did not end within {_TO_DRAIN:g} s what was under way, which could "
+                    "still write into arrays; need a new start of the job from a checkpoint"
+                )
+            )
+        self._agree(succeeded=False)
+        self._raise_lost(error)
+
+    def _agree(self, *, succeeded: bool) -> bool:
+        """Whether all live processes have succeeded; the same on all."""
+        flag = self._flag
+        flag[0] = succeeded
+        request = self._comm.Iagree(flag)
+        for _ in range(_SPINS):
+            if self._is_agreed(request):
+                break
+        else:
+            wait_until(lambda: self._is_agreed(request), self._look, list)
+        return bool(flag[0])
+
+    def _is_agreed(self, request: Any) -> bool:
+        try:
+            return bool(request.Test())
+        except self._mpi.Exception as error:
+            # Some process has died, at whatever time; what was agreed on holds all the same.
+            if error.Get_error_class() == self._mpi.ERR_PROC_FAILED:
+                return True
+            self._break(CollectiveError(f"{self._call}: MPI could not agree on how it went: {error}"))
+
+    def _look(self, _missing: Sequence[int], waited: float) -> None:
+        failure = self._watch.failure
+        if isinstance(failure, CollectiveError) and getattr(failure, "process", None) not in self._watch.gone:
+            self._break(failure)
+        if waited > self._timeout:
+            try:
+                error: CollectiveError = self._watch.explain(
+                    "timeout", f"agreeing on {self._call}", waited
+                ).error()
+            except CollectiveError as told:
+                error = told
+            self._break(error)
+
+    def _raise_lost(self, error: Exception | None) -> NoReturn:
+        """Raise what the hub says of the first that is gone; it says so to all in the same order."""
+        deadline = time.monotonic() + _TO_BE_TOLD
+        while not self._watch.gone and time.monotonic() < deadline:
+            failure = self._watch.failure
+            if isinstance(failure, CollectiveError) and not isinstance(failure, PeerFailedError):
+                self._break(failure)
+            time.sleep(0.001)
+        if not self._watch.gone and error is not None and not isinstance(error, self._mpi.Exception):
+            self._broken = error if isinstance(error, CollectiveError) else CollectiveError(str(error))
+            raise error
+        if not self._watch.gone:
+            self._break(
+                CollectiveError(
+                    f"{self._call}: MPI says that a process is gone, and the hub, which reaches all of them, does not; need a network on "
+                    f"which processes reach one another ({error or 'another process has noticed it'})"
+                )
+            )
+        self._break(next(iter(self._watch.gone.values())))
+
+    def _break(self, error: CollectiveError) -> NoReturn:
+        self._broken = error
+        if self._abandonable is not None:
+            self._inner.fail(error)
+        raise _copied(error)
+
+
+def _copied(error: CollectiveError) -> CollectiveError:
+    # One instance for each that raises it, with notes of its own.
+    mine = copy.copy(error)
+    mine.__notes__ = list(getattr(error, "__notes__", ()))
+    return mine

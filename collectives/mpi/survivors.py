@@ -1,0 +1,75 @@
+"""The communicator of the processes that are left, in an Open MPI that goes on when one dies (``mpiexec --with-ft ulfm``)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from collectives.errors import CollectiveTimeoutError, common
+from collectives.mpi.library import mpi, set_leaving_alone, world
+
+_SWITCH = "OMPI_MCA_mpi_ft_enable"
+"""Set by ``--with-ft ulfm`` for every process."""
+
+
+def survives_losses() -> bool:
+    """Whether this MPI goes on when a process dies."""
+    return os.environ.get(_SWITCH, "").lower() in ("1", "true", "yes")
+
+
+def require_survival(what: str) -> None:
+    """Refuse what an elastic job can't do where MPI ends all processes when one dies.
+
+    Args:
+        what: the job has that needs MPI.
+
+    Raises:
+        RuntimeError: it does; in all processes of the job.
+    """
+    if not survives_losses():
+        raise common(
+            RuntimeError(
+                f"elastic job: got {what}; need processes of one host, or an MPI that goes on when one dies — start it with xpdistribute run "
+                "--elastic or Open MPI's mpiexec --with-ft ulfm; or without --elastic, to start again from a checkpoint: --max-restarts"
+            )
+        )
+
+
+def survivors(timeout: float) -> Any:
+    """A new communicator of all processes of MPI's that live, in the order of their ranks. All call it at the same time.
+
+    Args:
+        timeout: seconds to wait for the others.
+
+    Raises:
+        RuntimeError: MPI can't do it.
+        CollectiveTimeoutError: some process lives and does not come.
+    """
+    comm = world()
+    set_leaving_alone()
+    found: list[Any] = []
+    failed: list[BaseException] = []
+
+    def shrink() -> None:
+        try:
+            found.append(comm.Shrink())
+        except mpi().Exception as error:
+            failed.append(error)
+
+    # It can't be given up once it is begun, and the form that can be asked whether it is done, Ishrink, fails in Open MPI
+    # 5.0 when there is a loss.
+    thread = threading.Thread(target=shrink, name="mpi-shrink", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if failed:
+        raise RuntimeError(
+            f"elastic job: MPI can't go on without the processes that died: {failed[0]}"
+        ) from failed[0]
+    if not found:
+        raise CollectiveTimeoutError(
+            f"elastic job: MPI waited {timeout:g} s for a process that is gone for the others but lives, or does not come; is one "
+            "stopped, or does it linger after a failure? — end it"
+        )
+    found[0].Set_errhandler(mpi().ERRORS_RETURN)
+    return found[0]
