@@ -23,7 +23,7 @@ from benchmarks.machine import describe_machine, header
 from benchmarks.memory import run_memory
 from benchmarks.overhead import run_overhead, size
 from benchmarks.plot import IN_STEP, require_matplotlib, write_plot
-from benchmarks.processes import all_reduce, barrier, gradients, idle, start_up
+from benchmarks.processes import all_reduce, barrier, gradients, idle, recovery, start_up
 from benchmarks.processes.options import ProcessOptions
 from benchmarks.processes.process_groups import BACKENDS
 from benchmarks.processes.train import NAME as PROCESSES_TRAIN
@@ -45,6 +45,7 @@ PROCESSES: dict[str, Callable[[Settings, Report], None]] = {
     PROCESSES_TRAIN: run_processes_train,
     start_up.NAME: start_up.run_start_up,
     idle.NAME: idle.run_idle,
+    recovery.NAME: recovery.run_recovery,
 }
 """Those between the processes of this machine."""
 

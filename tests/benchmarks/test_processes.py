@@ -105,3 +105,15 @@ def test_a_table_has_medians_spreads_and_ratios(capsys: pytest.CaptureFixture[st
     assert lines[3].split()[-1] == "-"
     assert lines[-2].split() == ["4", "B", "1000x"]
     assert describe(rows["4 B"], "ours")["ratios"] == {"theirs": pytest.approx(1000)}
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("mpi4py") is None, reason="mpi4py, which brings mpiexec, is not installed"
+)
+def test_a_job_recovers_from_kills_and_its_weights_are_right(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    assert run(["processes_recovery", "--quick", "--json", str(path)]) == 0
+    row = results_of(path)["processes_recovery"][0]
+    assert (row["ranks"], row["kills"], row["wrong"]) == (3, 2, 0)
+    left, replaced = row["seconds"].values()  # type: ignore[attr-defined]
+    assert 0 < max(left) < min(replaced)

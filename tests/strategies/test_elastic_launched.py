@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import json
 import os
@@ -252,6 +253,8 @@ def test_a_minute_of_kills_at_random_ends_with_the_weights_of_an_undisturbed_run
     seconds = float(os.environ.get("XPDISTRIBUTE_TEST_KILL_SECONDS", "60"))
     seed = random.randrange(1 << 30)
     print("seed", seed)  # noqa: T201  # shown where it fails
+    # It takes longer than a test may that hangs.
+    faulthandler.dump_traceback_later(seconds + 80, exit=True, file=sys.__stderr__)
     rng = random.Random(seed)
     job = launch("-n", "3", "--max-restarts", "1000", "--heartbeat", "2", "--timeout", "120", seconds=seconds)
     end = time.monotonic() + seconds - 4.0
