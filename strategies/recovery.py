@@ -17,6 +17,7 @@ from typing import Any, TypeVar, final
 from collectives.errors import PeerFailedError
 from collectives.processes import Processes
 from collectives.renewable_link import RenewableLink
+from strategies.chief import speaks_for_all
 from strategies.datasets.splitting import share_bounds
 from strategies.inheritance import Inheritance
 from strategies.membership_change import MembershipChange
@@ -76,6 +77,7 @@ class Recovery:
     def note(self, variable: Variable) -> None:
         """A variable has been made; all processes make the same ones in the same order."""
         self._variables.append(weakref.ref(variable))
+        self._newcomers.num_made += 1
         if isinstance(variable, SyncOnReadVariable):
             self.again(partial(self._inheritance.add, variable))
 
@@ -214,7 +216,8 @@ class Recovery:
                 error.process,
                 error.text,
             ) from error
-        _log.warning("going on with %d of %d processes: %s", now, before, error)
+        if speaks_for_all():
+            _log.warning("going on with %d of %d processes: %s", now, before, error)
         if self._newcomers.has_state:
             self._tell(started, str(error))
 

@@ -39,6 +39,8 @@ _TO_FINISH_LINE = 0.02
 """Seconds that rank 0 has to end a line before what it has begun is shown."""
 _TO_HEAR = 0.3
 """Seconds that the hub has to tell what it knew of a process that has ended."""
+_TO_FAIL_TOO = 0.3
+"""Seconds that the others have to fail like the one that is to be replaced: when nobody is left, none is started."""
 _LOOK_EVERY = 0.1
 """Seconds between looks at the ranks of an elastic job, as nothing else says when they have ended."""
 _LOOK_SELDOM = 1.0
@@ -100,6 +102,8 @@ class Attempt:
         self._members: Membership | None = None
         self._hub: Hub | None = None
         self._declared: set[int] = set()  # ranks whose end the hub was told
+        self._ranks: dict[tuple[str, int], int] = {}  # by host and process id, of all that have joined
+        self._decided: deque[tuple[float, Decision]] = deque()  # what is done about the lost, and when
         self._signal: int | None = None
         self._is_late = False
         self._is_closed = False
@@ -142,7 +146,10 @@ class Attempt:
             self._open_hub_at = time.monotonic() + _TO_START
             while not self._is_over():
                 self._wait()
+            self._take_events()
             self._drain()
+            while self._decided:
+                self._act(self._decided.popleft()[1])
         except BrokenPipeError:
             self._signal = signal.SIGPIPE  # nobody reads the output any more
         finally:
@@ -192,6 +199,8 @@ class Attempt:
         ready = self._poll.poll(self._patience() * 1000)
         if not ready and self._output.has_prompt:
             self._output.show_prompt()
+        # Before the output: whose is shown follows from the events that came before it.
+        self._take_events()
         for descriptor, _ in ready:
             if descriptor == self._listener:
                 self._open_hub_at = 0.0
@@ -203,10 +212,10 @@ class Attempt:
                 self._poll.unregister(descriptor)
                 del self._sources[descriptor]
         self._processes.reap()
-        while self._events:
-            self._handle(self._events.popleft())
         self._look()
         now = time.monotonic()
+        while self._decided and now >= self._decided[0][0]:
+            self._act(self._decided.popleft()[1])
         if self._open_hub_at is not None and now >= self._open_hub_at:
             self._open_hub_at = None
             self._poll.unregister(self._listener)
@@ -262,6 +271,10 @@ class Attempt:
 
     # ------------------------------------------------------------ what the hub tells
 
+    def _take_events(self) -> None:
+        while self._events:
+            self._handle(self._events.popleft())
+
     def _handle(self, event: Event | Regrouped) -> None:
         from xpdistribute.events import Regrouped  # noqa: PLC0415  # as below
 
@@ -269,18 +282,37 @@ class Attempt:
             from xpdistribute.membership import Membership  # noqa: PLC0415  # loaded while the ranks start
 
             self._members = Membership(
+                self._num_processes,
                 elastic=self._elastic,
                 replacements=self._replacements,
                 host=None if self._is_local else own_host(),
             )
-        self._obey(
-            self._members.handle(event, None if isinstance(event, Regrouped) else self._rank_of(event))
-        )
+        if isinstance(event, Regrouped):
+            # Process 0 prints and writes files for all, whichever rank it is by now.
+            self._output.follow(self._ranks.get((event.hosts[0], event.pids[0]), self._output.speaker))
+            self._obey(self._members.handle(event, None))
+            return
+        self._obey(self._members.handle(event, self._rank_of(event)))
+        if self._elastic and not self._members.can_take_in:
+            # That there is nobody left whom they could join is no news of theirs, but the end of the job.
+            pids = self._processes.pids()
+            for rank in self._processes.newcomers:
+                if not self._members.has_taken_in(pids.get(rank, 0)):
+                    self._output.hidden.add((rank, ERR))
 
     def _rank_of(self, event: Event) -> int | None:
-        rank = self._processes.rank_of(event.pid)
-        # On other hosts, or before the processes have regrouped, the hub's numbers are the ranks.
-        return event.process if rank is None else rank
+        """The rank of a process: of all that take one place the same, while the hub's numbers change."""
+        known = self._ranks.get((event.host, event.pid))
+        if known is not None:
+            return known
+        is_here = self._is_local or event.host == own_host()
+        rank = self._processes.rank_of(event.pid) if is_here else None
+        if rank is None:
+            # On other hosts, before the processes have regrouped, the hub's numbers are the ranks.
+            rank = event.process
+        if rank is not None and event.pid:
+            self._ranks[event.host, event.pid] = rank
+        return rank
 
     def _obey(self, decision: Decision) -> None:
         if decision.ends_job:
@@ -288,16 +320,27 @@ class Attempt:
         if decision.kill is not None:
             pid, identity = decision.kill
             send(pid, signal.SIGKILL, identity)
-        if decision.say is not None and self._end_at is None:
+        if decision.say is not None:
+            self._decided.append((time.monotonic() + _TO_FAIL_TOO, decision))
+
+    def _act(self, decision: Decision) -> None:
+        assert self._members is not None
+        assert decision.say is not None
+        if self._signal is not None or self._is_late:
+            return
+        if self._members.can_take_in:
             self._output.say(decision.say)
-        if decision.replace is not None and self._end_at is None:
-            self._replace(decision.replace)
+            if decision.replace is not None and self._end_at is None:
+                self._replace(decision.replace)
+        elif self._members.has_ended_well:
+            # Nobody was started in its place; all else is as it is said.
+            self._output.say(decision.say if decision.replace is None else decision.lost or decision.say)
 
     def _look(self) -> None:
         """Tell the hub of ranks that ended without ever talking to it, while others wait for them."""
         if self._members is None or self._hub is None or not self._is_local:
             return
-        if self._elastic and self._members.has_ended_well:
+        if self._elastic and not self._members.can_take_in:
             # Newcomers that nobody is left to take in would wait for the end of their time.
             for rank in self._processes.newcomers:
                 if not self._members.has_taken_in(self._processes.pids().get(rank, 0)):
@@ -316,7 +359,7 @@ class Attempt:
             elif rank not in self._declared:
                 self._declared.add(rank)
                 what = f"its process (pid {pids[rank]}) ended with status {status} without joining the job"
-                self._hub.declare_lost(rank, what)
+                self._hub.declare_lost(rank, what, pids[rank])
 
     # ------------------------------------------------------------ ending
 
@@ -339,7 +382,8 @@ class Attempt:
             number = self._signal or signal.SIGTERM
             if self._signal == signal.SIGINT:
                 # Everybody's traceback of the same Ctrl-C would bury what the first one says.
-                self._output.hidden.update((rank, ERR) for rank in range(1, self._num_processes))
+                ranks = range(self._num_processes)
+                self._output.hidden.update((rank, ERR) for rank in ranks if rank != self._output.speaker)
             self._processes.signal_ranks(number)
             self._end_step, self._end_at = 1, now + _TO_END
             if self._is_local and self._files.pids():

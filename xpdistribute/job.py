@@ -246,8 +246,7 @@ class Job:
 
     def _failed(self, peer: Peer, message: Message) -> None:
         text, follows = field(message, "text", str), message.get("follows")
-        # Who waited in vain for one that had ended in good order is the first to fail.
-        follows = follows if isinstance(follows, int) and self._has_failed else None
+        follows = follows if isinstance(follows, int) and self._may_follow(follows) else None
         if peer.standing is Standing.HERE:
             peer.standing = Standing.FAILED
             if peer in self._roster.newcomers:
@@ -260,9 +259,14 @@ class Job:
         self._roster.send([peer], {"type": "heard"})
         self._settle()
 
-    @property
-    def _has_failed(self) -> bool:
-        return any(message["type"] != "left" for message in self._roster.told)
+    def _may_follow(self, process: int) -> bool:
+        """Whether one may have failed because another is gone."""
+        told = self._roster.told
+        if any(message["type"] != "left" for message in told):
+            return True
+        # Who waited in vain for one that had ended in good order is the first to fail. But what was told before the last
+        # regroup is forgotten, and too few may be left to go on.
+        return self._roster.epoch > 0 and all(message["process"] != process for message in told)
 
     def _lose(self, peer: Peer, how: str, why: str) -> None:
         peer.standing = Standing.LOST

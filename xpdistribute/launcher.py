@@ -121,7 +121,7 @@ def _attempt(plan: _Plan, restart: int, deadline: float | None) -> Result:
             listener.fileno(),
             open_hub,
             files,
-            Output(tagged=options.tag_output),
+            Output(tagged=options.tag_output, of_all=options.all_output),
             num_processes=options.num_processes,
             is_local=plan.is_local,
             elastic=options.elastic,
@@ -174,7 +174,9 @@ class _Plan:
         if self.is_local:
             return self._mpiexec_command(files.command(self.options.program), ())
         passed = [*self.settings, *(name for name in environment if name.startswith("XPDISTRIBUTE_"))]
-        program = remote_command(self.options.program, all_output=self.options.all_output)
+        program = remote_command(
+            self.options.program, all_output=self.options.all_output or self.options.elastic
+        )
         return self._mpiexec_command(program, passed)
 
     def as_shell(self) -> str:
@@ -226,7 +228,7 @@ def _conclude(result: Result, options: RunOptions) -> None:
         Output.say(f"ended by {signal.Signals(result.signal).name}")
     elif result.culprit is not None:
         others = "" if options.num_processes == 1 else "; the others were ended"
-        text = result.culprit.text.strip()
+        text = "" if result.culprit.is_shown else result.culprit.text.strip()
         said = ". What it said last:" if text else ""
         Output.say(f"{who(result.culprit)} {how(result.culprit)}{others}{said}")
         if text:

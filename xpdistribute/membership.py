@@ -38,12 +38,14 @@ class Decision(NamedTuple):
         kill: process id and identity of a process that does not answer, to be killed first.
         replace: the rank in whose place another process is to be started.
         say: a line for the user.
+        lost: what has happened, where nothing more can be done about it.
     """
 
     ends_job: bool = False
     kill: tuple[int, str] | None = None
     replace: int | None = None
     say: str | None = None
+    lost: str | None = None
 
 
 class _Standing(Enum):
@@ -58,20 +60,25 @@ class Membership:
     """The processes of the job as the hub sees them.
 
     Args:
+        num_processes: how many there are at first.
         elastic: whether the others go on when one is lost.
         replacements: how many times each process is replaced then.
         host: of the launcher, the only one on which it can start and kill processes; None if there is no other.
     """
 
-    def __init__(self, *, elastic: bool, replacements: int, host: str | None) -> None:
+    def __init__(self, num_processes: int, *, elastic: bool, replacements: int, host: str | None) -> None:
         self.loss: Loss | None = None
         """Why the job has ended, if it has not ended well: the first that was lost for a reason of its own; in an elastic
-        job, which goes on without those, the last."""
+        job, which goes on without those, the first since it went on for the last time."""
+        self._goes_on_after_loss = False
+        self._num_awaited = num_processes  # of those that it starts with: they have not come yet
         self._elastic = elastic
         self._replacements = replacements
         self._host = host
         self._standings: dict[int, _Standing] = {}  # by process id
-        self._came: set[int] = set()  # newcomers that went before they were taken in
+        self._hosts: set[str] = set()
+        self._has_said_why = False
+        self._past: dict[int, _Standing] = {}  # those that the others go on without, as they stood last
         self._replaced: dict[int, int] = {}  # how many times, by rank
 
     @property
@@ -80,13 +87,19 @@ class Membership:
         members = [one for one in self._standings.values() if one is not _Standing.NEW]
         return bool(members) and all(one is _Standing.LEFT for one in members)
 
+    @property
+    def can_take_in(self) -> bool:
+        """Whether anybody is left whom a newcomer could join; one that has not come yet may still."""
+        return self._num_awaited > 0 or _Standing.HERE in self._standings.values()
+
     def has_taken_in(self, pid: int) -> bool:
         """Whether a process is, or has been, one of those who go on together."""
-        return self._standings.get(pid, _Standing.NEW) is not _Standing.NEW
+        standing = self._standings.get(pid, self._past.get(pid, _Standing.NEW))
+        return standing is not _Standing.NEW
 
     def knows(self, pid: int) -> bool:
         """Whether a process has ever joined."""
-        return pid in self._standings or pid in self._came
+        return pid in self._standings or pid in self._past
 
     def handle(self, event: Event | Regrouped, rank: int | None) -> Decision:
         """Take in what has happened.
@@ -101,8 +114,15 @@ class Membership:
             new = {pid: one for pid, one in self._standings.items() if one is _Standing.NEW}
             before = {pid: one for pid, one in self._standings.items() if one is not _Standing.NEW}
             self._standings = {**new, **{pid: before.get(pid, _Standing.HERE) for pid in event.pids}}
+            # But they stay known: that their processes end is no news for the others, whose numbers may be theirs by now.
+            self._past.update({pid: one for pid, one in before.items() if pid not in self._standings})
+            self._goes_on_after_loss, self._num_awaited = True, 0
         elif isinstance(event, Joined):
+            self._past.pop(event.pid, None)  # the system gives numbers anew
             self._standings[event.pid] = _Standing.NEW if event.process is None else _Standing.HERE
+            self._num_awaited -= event.process is not None
+            if event.process is not None:
+                self._hosts.add(event.host)
         elif isinstance(event, Left):
             self._standings[event.pid] = _Standing.LEFT
         elif isinstance(event, (Failed, Lost, Silent)):
@@ -116,15 +136,18 @@ class Membership:
         )
 
     def _lose(self, event: Failed | Lost | Silent, rank: int | None) -> Decision:
-        if self._standings.get(event.pid) is _Standing.NEW:
-            del self._standings[event.pid]
-            self._came.add(event.pid)
+        is_new = self._standings.get(event.pid) is _Standing.NEW
+        if is_new:
+            self._past[event.pid] = self._standings.pop(event.pid)
         elif event.pid:
             self._standings[event.pid] = _Standing.GONE
+        else:
+            self._num_awaited -= 1
         follows = isinstance(event, Failed) and event.follows is not None
-        if (self.loss is None or self._elastic) and not follows:
+        if not follows and (self.loss is None or (self._goes_on_after_loss and not is_new)):
             text = "" if isinstance(event, Silent) else event.text
             self.loss = Loss(rank, event.pid, event.host, text, isinstance(event, Lost))
+            self._goes_on_after_loss = False
         if not self._elastic:
             return Decision(ends_job=True)
         is_here = self._host is None or event.host in ("", self._host)
@@ -138,18 +161,23 @@ class Membership:
                 kill=kill,
                 say=f"{what}; none can be started in its place on another host than this, so the others go on without it",
             )
+        if len(self._hosts) > 1:
+            # MPI connects the processes of several hosts, and knows only those that it has started with.
+            why = "" if self._has_said_why else ", as those of several hosts can't be replaced"
+            self._has_said_why = True
+            return Decision(kill=kill, say=f"{what}; the others go on without it{why}")
         return self._replace(rank, what, kill)
 
     def _replace(self, rank: int, what: str, kill: tuple[int, str] | None) -> Decision:
-        if self.has_ended_well:
-            return Decision(kill=kill)  # there is nobody left to join
+        if not self.can_take_in:
+            return Decision(kill=kill)
         times = self._replaced.get(rank, 0)
         if times >= self._replacements:
             why = f"it has been replaced {times} times" if times else "--max-restarts is 0"
-            return Decision(kill=kill, say=f"{what}; {why}, so the others go on without it")
+            return Decision(kill=kill, say=f"{what}; {why}, so the others go on without it", lost=what)
         self._replaced[rank] = times + 1
         say = f"{what}; another one is started in its place ({times + 1} of {self._replacements})"
-        return Decision(kill=kill, replace=rank, say=say)
+        return Decision(kill=kill, replace=rank, say=say, lost=what)
 
 
 def _fate(event: Failed | Lost | Silent) -> str:

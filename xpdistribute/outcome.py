@@ -24,6 +24,7 @@ class Culprit(NamedTuple):
         host: likewise.
         status: as a shell would give it; None where nobody knows.
         text: what it said last.
+        is_shown: whether that is the last on the screen anyway.
     """
 
     rank: int | None
@@ -31,6 +32,7 @@ class Culprit(NamedTuple):
     host: str | None
     status: int | None
     text: str
+    is_shown: bool = False
 
 
 class Result(NamedTuple):
@@ -79,18 +81,27 @@ def find_culprit(
         own = processes.statuses.get(first.process)
         if own is None:
             own = status if first.has_died or status > 1 else 1
-        text = output.last_words(first.process) if first.has_died else first.text
-        return Culprit(first.process, first.pid or pids.get(first.process), first.host or None, own, text)
+        is_last = first.pid in (0, pids.get(first.process)) or not is_local
+        words = output.last_words(first.process) if is_last else ""  # else of the one in its place
+        # A traceback that was published from within a step lacks the program's own lines around it.
+        has_printed = first.has_died or (bool(first.text) and _last_line(first.text) in words)
+        text = words if has_printed else first.text
+        is_shown = has_printed and output.has_shown_last(first.process, text)
+        return Culprit(
+            first.process, first.pid or pids.get(first.process), first.host or None, own, text, is_shown
+        )
     if processes.first_failed is not None:
         rank = processes.first_failed
         words = output.last_words(rank)
-        return Culprit(rank, pids.get(rank), own_host(), processes.statuses[rank], words)
+        status, is_shown = processes.statuses[rank], output.has_shown_last(rank, words)
+        return Culprit(rank, pids.get(rank), own_host(), status, words, is_shown)
     if not endings:
         return None
     ending = _completed(endings[0], pids)
     text = "" if ending.rank is None else output.last_words(ending.rank)
     host = own_host() if is_local else None
-    return Culprit(ending.rank, ending.pid, host, ending.status, text)
+    is_shown = ending.rank is not None and output.has_shown_last(ending.rank, text)
+    return Culprit(ending.rank, ending.pid, host, ending.status, text, is_shown)
 
 
 def who(culprit: Culprit) -> str:
@@ -120,6 +131,10 @@ def _completed(ending: Ending, pids: Mapping[int, int]) -> Ending:
     if ending.rank is None:
         return ending._replace(rank=next((rank for rank, pid in pids.items() if pid == ending.pid), None))
     return ending if ending.pid is not None else ending._replace(pid=pids.get(ending.rank))
+
+
+def _last_line(text: str) -> str:
+    return text.rstrip().rpartition("\n")[2]
 
 
 def own_host() -> str:

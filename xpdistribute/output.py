@@ -26,14 +26,27 @@ class Output:
 
     Args:
         tagged: whether a rank's lines begin with its number.
+        of_all: whether the standard output of all ranks is shown, or only of the one that speaks for them.
+
+    Attributes:
+        speaker: the rank that speaks for all: the one that the user talks to.
     """
 
-    def __init__(self, *, tagged: bool) -> None:
+    def __init__(self, *, tagged: bool, of_all: bool = True) -> None:
         self.tagged = tagged
+        self.speaker = 0
+        self._of_all = of_all
+        self._cut: set[tuple[int, int]] = (
+            set()
+        )  # ranks and streams of which the beginning of a line was not shown
         self.hidden: set[tuple[int, int]] = set()
         """Ranks and streams that are not shown from now on."""
         self._begun: dict[tuple[int, int], bytearray] = {}
         self._words: dict[int, bytearray] = {}
+        self._last: int | None = (
+            None  # the rank whose errors were shown last, and what was of it since any other's
+        )
+        self._last_shown = bytearray()
 
     def take(self, rank: int, stream: int, data: bytes) -> None:
         """Pass on what a rank has printed, by whole lines.
@@ -47,6 +60,15 @@ class Output:
             del words[:-_KEPT_BYTES]
         if (rank, stream) in self.hidden:
             return
+        if stream == OUT and rank != self.speaker and not self._of_all:
+            if data:
+                (self._cut.discard if data.endswith((b"\n", b"\r")) else self._cut.add)((rank, stream))
+            return
+        if (rank, stream) in self._cut:
+            data = b"".join(data.splitlines(keepends=True)[1:])
+            if not data:
+                return
+            self._cut.remove((rank, stream))
         begun = self._begun.setdefault((rank, stream), bytearray())
         begun += data
         # Also at a carriage return: progress bars end their lines by going back to the beginning.
@@ -55,18 +77,28 @@ class Output:
         if lines and not lines[-1].endswith((b"\n", b"\r")) and len(lines[-1]) <= _KEPT_BYTES:
             begun += lines.pop()
         if lines:
+            if stream == ERR:
+                self._note_shown(rank, b"".join(lines))
             tag = b"[%d] " % rank if self.tagged else b""
             write(stream, b"".join(tag + line for line in lines))
 
+    def follow(self, rank: int) -> None:
+        """Another rank speaks for all from now on, as the one that did is gone."""
+        if rank != self.speaker:
+            self.flush()
+            self.speaker = rank
+
     @property
     def has_prompt(self) -> bool:
-        """Whether rank 0 has begun a line."""
-        return not self.tagged and any(begun for (rank, _), begun in self._begun.items() if rank == 0)
+        """Whether the rank that speaks for all has begun a line."""
+        return not self.tagged and any(
+            begun for (rank, _), begun in self._begun.items() if rank == self.speaker
+        )
 
     def show_prompt(self) -> None:
-        """Pass on what rank 0, which talks to the user, has begun: prompts and progress bars are to be seen before they end."""
+        """Pass on what the rank that talks to the user has begun: prompts and progress bars are to be seen before they end."""
         for (rank, stream), begun in self._begun.items():
-            if rank == 0 and begun:
+            if rank == self.speaker and begun:
                 write(stream, bytes(begun))
                 begun.clear()
 
@@ -86,6 +118,18 @@ class Output:
         while (earlier := text.rfind(_TRACEBACK, 0, max(start, 0))) >= 0 and text[:start].endswith(_CHAINED):
             start = earlier
         return text[start:] if start >= 0 else "\n".join(text.splitlines()[-20:])
+
+    def has_shown_last(self, rank: int, text: str) -> bool:
+        """Whether a text of a rank is the last of all errors shown, and in one piece."""
+        shown = bytes(self._last_shown).decode(errors="replace").rstrip()
+        return rank == self._last and shown.endswith(text.rstrip())
+
+    def _note_shown(self, rank: int, data: bytes) -> None:
+        if rank != self._last:
+            self._last = rank
+            self._last_shown.clear()
+        self._last_shown += data
+        del self._last_shown[:-_KEPT_BYTES]
 
     @staticmethod
     def say(text: str) -> None:

@@ -54,7 +54,7 @@ class RankFiles:
 
     Args:
         num_processes: how many ranks there are.
-        all_output: whether the standard output of all of them is read, or of rank 0 alone.
+        all_output: whether the standard output of all of them is read, or of rank 0 alone; of an elastic job it always is.
         elastic: whether mpiexec is told of no failure.
     """
 
@@ -70,7 +70,8 @@ class RankFiles:
             self.ended = os.open(f"{self.folder}/ended", os.O_RDWR | os.O_NONBLOCK)
             for rank in range(num_processes):
                 for stream in (OUT, ERR):
-                    if stream == ERR or rank == 0 or all_output:
+                    # Another rank than 0 speaks for all when that one is gone.
+                    if stream == ERR or rank == 0 or all_output or elastic:
                         path = f"{self.folder}/{stream}.{rank}"
                         os.mkfifo(path, 0o600)
                         # Also for writing, so that the pipe has no end while no rank, or none yet, has it open.

@@ -171,11 +171,11 @@ def test_a_rank_that_raises_ends_the_job_with_its_status_and_its_traceback_last(
     done = run("-n", "3", script("if rank == 1: raise ValueError('boo')\ntime.sleep(25)"))
     assert done.returncode == 1
     assert time.monotonic() - began < 10
-    said = re.search(
-        r"xpdistribute run: rank 1 \(pid \d+, host \S+\) ended with status 1; the others", done.stderr
-    )
-    assert said is not None, done.stderr
-    assert done.stderr[said.start() :].rstrip().endswith("ValueError: boo")
+    assert re.search(
+        r"ValueError: boo\nxpdistribute run: rank 1 \(pid \d+, host \S+\) ended with status 1; the others were ended\n$",
+        done.stderr,
+    ), done.stderr
+    assert done.stderr.count("ValueError: boo") == 1
     assert "prterun" not in done.stderr
 
 
