@@ -61,6 +61,7 @@ class Newcomers:
 
     Attributes:
         has_state: whether this process has what the others have: from the start, or by being given it.
+        num_made: how many variables the strategy has made.
 
     Args:
         processes: of the job.
@@ -73,6 +74,7 @@ class Newcomers:
         self, processes: Processes, link: RenewableLink, inheritance: Inheritance, timeout: float
     ) -> None:
         self.has_state = link.is_connected
+        self.num_made = 0
         self._processes = processes
         self._link = link
         self._inheritance = inheritance
@@ -112,10 +114,10 @@ class Newcomers:
         state = self._state
         if state is None:
             return
-        there = variables()
-        num = (len(there), len(self._changed), len(state.objects))
+        num = (self.num_made, len(self._changed), len(state.objects))
         if num == self._num_checked:
             return
+        there = variables()
         self._held = {id(one): one for one in _leaves(state.objects)}
         missing = [v.name for v in there if id(v) not in self._held]
         alive = [one for reference in self._changed.values() if (one := reference()) is not None]
@@ -225,10 +227,11 @@ def _leaves(value: Any) -> list[Any]:
         parts = list(value.values())
     elif isinstance(value, (list, tuple)):
         parts = value
+    elif callable(getattr(value, "state", None)) and callable(getattr(value, "restore", None)):
+        # What tells its state in its own way, as metrics do, answers for the variables that are its own.
+        parts = [one for one in getattr(value, "__dict__", {}).values() if isinstance(one, Variable)]
     else:
         # A group of objects, a model, or an optimizer around another one.
-        for name in ("objects", "variables", "inner_optimizer"):
-            held = getattr(value, name, None)
-            if held is not None and not callable(held):
-                parts = [*parts, held]
+        held = [getattr(value, name, None) for name in ("objects", "variables", "inner_optimizer")]
+        parts = [one for one in held if one is not None and not callable(one)]
     return found + [one for part in parts for one in _leaves(part)]

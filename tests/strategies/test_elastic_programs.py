@@ -13,6 +13,7 @@ import pytest
 
 import strategies as xd
 from strategies.checkpoints.optimizer_state import slots_of
+from strategies.metrics import Accuracy, AccuracyKind, Mean
 from tests.elastic_jobs import ElasticJob, Rank, elastic_strategy
 from tests.strategies.test_elastic import (
     BATCH,
@@ -607,3 +608,102 @@ def test_a_checkpoint_is_saved_although_a_process_dies_in_it(victim: int, tmp_pa
             found = xd.load_checkpoint(path)
             assert (found["step"], int(found["seen"])) == (2, 2 * BATCH)
             np.testing.assert_allclose(found["w"], undisturbed(2), rtol=1e-12)
+
+
+def test_a_loss_in_a_merge_function_or_a_step_inside_it_lets_the_outer_step_be_made_again() -> None:
+    def body(rank: Rank) -> Any:
+        s = elastic_strategy(rank, 2)
+        with s.scope():
+            w = xd.Variable(0.0, name="w", aggregation="SUM")
+        state = xd.Checkpoint(w=w, it=iterator_of(s), step=0)
+        s.share_state(state)
+
+        def inner() -> Any:
+            return xd.all_reduce("SUM", 1.0)
+
+        def merged(strategy: Any, value: Any) -> Any:
+            total = strategy.reduce("SUM", value, axis=None)
+            if rank.number == 1 and state.step == 2:
+                rank.die()
+            inside = strategy.run(inner)
+            if rank.number == 2 and state.step == 4:
+                rank.die()
+            return xd.PerReplica([float(total)] * 2), inside
+
+        def step(x: Any, y: Any) -> Any:
+            replica = xd.get_replica_context()
+            assert replica is not None
+            total, inside = replica.merge_call(merged, (float(len(x)),))
+            w.assign_add(float(total) * 0 + 1.0)
+            return float(np.asarray(total)), float(np.asarray(inside))
+
+        results = []
+        while state.step < 6:
+            total, inside = s.run(step, next(state.it))
+            results.append((total.values[0], inside.values[0]))
+            state.step += 1
+        return results, float(w)
+
+    with ElasticJob(3, body) as job:
+        stories = job.finish()
+    assert stories[0].failure is None, stories[0].failure
+    results, made = stories[0].result
+    assert results == [(BATCH, 6.0)] * 2 + [(BATCH, 4.0)] * 2 + [(BATCH, 2.0)] * 2
+    assert made == 2 * 6.0 + 2 * 4.0 + 2 * 2.0
+
+
+def test_a_step_that_makes_a_collective_after_its_update_only_now_and_then_keeps_copies_once_it_has() -> None:
+    """The first time that it does so and loses a process, it can't be made again, and says so; from then on it can."""
+
+    def make(kill_in: int) -> Any:
+        def body(rank: Rank) -> Any:
+            program = Program(rank)
+            plain = program.step
+
+            def sometimes(x: Any, y: Any) -> Any:
+                loss = plain(x, y)
+                if program.state.step in (2, 5):
+                    if rank.number == 0 and program.state.step == kill_in:
+                        rank.die()
+                    xd.all_reduce("SUM", 1.0)
+                return loss
+
+            program.step = sometimes  # type: ignore[method-assign]
+            return program.train(8)
+
+        return body
+
+    with ElasticJob(3, make(5)) as job:
+        check(job.finish(), 8, 2)
+    with ElasticJob(3, make(2)) as job:
+        stories = job.finish()
+    for story in stories[1:]:
+        assert "it can't be made again" in (story.failure or "")
+
+
+def test_metrics_count_every_example_once_whoever_dies() -> None:
+    def body(rank: Rank) -> Any:
+        s = elastic_strategy(rank)
+        with s.scope():
+            accuracy, mean = Accuracy(AccuracyKind.BINARY), Mean()
+        state = xd.Checkpoint(accuracy=accuracy, mean=mean, it=iterator_of(s), step=0)
+        s.share_state(state)
+
+        def step(x: Any, y: Any) -> None:
+            mean.update_state(y)
+            accuracy.update_state((y > 0).astype(float), (x[:, 0] > 0).astype(float))
+            if (rank.number, state.step) in ((0, 1), (1, 3)):
+                rank.die()
+            xd.all_reduce("SUM", 1.0)
+
+        while state.step < 4:
+            s.run(step, next(state.it))
+            state.step += 1
+        return float(mean.result()), float(accuracy.result())
+
+    with ElasticJob(3, body) as job:
+        stories = job.finish()
+    assert stories[2].failure is None, stories[2].failure
+    mean, accuracy = stories[2].result
+    np.testing.assert_allclose(mean, np.mean(Y), rtol=1e-6)
+    np.testing.assert_allclose(accuracy, np.mean((Y > 0) == (X[:, 0] > 0)), rtol=1e-6)
