@@ -27,7 +27,7 @@ def make_link(
         channel: to the job's hub.
         backend: one of `BACKENDS`, the same on all.
         counts: how many members each process hosts.
-        hosts: by process.
+        hosts: by process, what `host_identity` says.
         name: tells this link apart, the same on all.
         timeout: seconds that processes wait for one another.
 
@@ -35,14 +35,14 @@ def make_link(
         RuntimeError: a backend that these processes can't use.
         PeerFailedError: another process is gone.
     """
-    names = sorted(set(hosts))
+    num_hosts, names = len(set(hosts)), _names(hosts)
     if backend == "auto":
-        backend = "shared_memory" if len(names) == 1 else "hosts"
+        backend = "shared_memory" if num_hosts == 1 else "hosts"
     if backend == "shared_memory":
-        if len(names) > 1:
+        if num_hosts > 1:
             raise RuntimeError(
-                f"backend: got shared_memory for processes on {len(names)} hosts, {', '.join(names)}; need one host — backend='auto' "
-                "uses MPI between hosts"
+                f"backend: got shared_memory for processes on {num_hosts} hosts, {names}; need one host — backend='auto' uses MPI "
+                "between hosts"
             )
         return SharedMemoryLink(
             channel.process,
@@ -52,11 +52,11 @@ def make_link(
             watch=channel,
             name=name,
         )
-    why = f"the hosts {', '.join(names)} need" if backend == "hosts" else "was asked for"
+    why = f"the hosts {names} need" if backend == "hosts" else "was asked for"
     if channel.elastic:
         from collectives.mpi.survivors import require_survival  # noqa: PLC0415  # an extra
 
-        require_survival(f"processes on {', '.join(names)}" if backend == "hosts" else "backend='mpi'")
+        require_survival(f"processes on {names}" if backend == "hosts" else "backend='mpi'")
         return _agreeing(channel, why, counts, hosts if backend == "hosts" else None, name, timeout)
     from collectives.mpi.library import world  # noqa: PLC0415  # an extra
     from collectives.mpi.mpi_link import MpiLink  # noqa: PLC0415  # likewise
@@ -65,6 +65,17 @@ def make_link(
     _require_one_numbering(comm, channel, why)
     between = MpiLink(comm, counts, timeout=timeout, watch=channel, name=name)
     return between if backend == "mpi" else _over_hosts(between, channel, hosts, name, channel, timeout)
+
+
+def _names(hosts: Sequence[str]) -> str:
+    """What people call these hosts."""
+    names = [identity.partition("/")[0] for identity in sorted(set(hosts))]
+    return ", ".join(
+        name
+        if names.count(name) == 1
+        else f"{name} ({names.count(name)} containers or users, which share no memory)"
+        for name in dict.fromkeys(names)
+    )
 
 
 def _agreeing(

@@ -400,7 +400,13 @@ class Attempt:
     # ------------------------------------------------------------ the result
 
     def _result(self) -> Result:
-        has_started = bool(self._processes.pids()) or not self._is_local
+        # Of ranks on other hosts it is known only by what they do.
+        has_started = bool(
+            self._processes.pids()
+            or self._members is not None
+            or self._words.endings
+            or self._output.has_taken
+        )
         if self._signal is not None:
             return Result(128 + self._signal, signal=self._signal, has_started=has_started)
         if self._is_late:

@@ -21,6 +21,7 @@ from xpdistribute.hostfile import Host, allocation, are_local
 from xpdistribute.mpiexec import Mpiexec, find_mpiexec, shares
 from xpdistribute.outcome import Result, how, who
 from xpdistribute.output import Output
+from xpdistribute.own_address import own_address
 from xpdistribute.rank_files import RankFiles, remote_command
 from xpdistribute.run_options import USAGE, RunOptions, parse
 
@@ -72,7 +73,7 @@ def _launch(options: RunOptions) -> int:
             f"{what} ended with status {result.status}; the job is started again ({restart} of {options.max_restarts})"
         )
         time.sleep(_RESTART_PAUSE)
-    _conclude(result, options)
+    _conclude(result, plan)
     return result.status
 
 
@@ -145,6 +146,7 @@ class _Plan:
 
     def __init__(self, options: RunOptions, environ: Mapping[str, str]) -> None:
         self.options = options
+        self._environ = environ
         self.mpiexec: Mpiexec = find_mpiexec(environ)
         given = allocation(environ)
         self.is_local = are_local(options.hosts) and (bool(options.hosts) or given is None)
@@ -162,12 +164,26 @@ class _Plan:
 
     @property
     def hub_hosts(self) -> tuple[str, str]:
-        """The host by which the ranks reach the hub, and the address that it listens at: everywhere, if that isn't known."""
+        """The host by which the ranks reach the hub, and the address that it listens at: "" for everywhere."""
         if self.is_local:
             return "127.0.0.1", "127.0.0.1"
-        address = _own_address(self.hosts)
-        # The name may stand for a loopback address on the host itself, and for another one elsewhere.
-        return (os.uname().nodename, "") if address is None else (address, address)
+        return own_address([host.name for host in self.hosts if not are_local([host])])
+
+    @property
+    def likely_reason(self) -> str:
+        """Why mpiexec may have started nothing on the hosts, and how the user sees whether that is it."""
+        name = allocation(self._environ)
+        if not self.hosts and name is not None:
+            where, first = f"the hosts of {name} ({self._environ[name]})", "HOST"
+        else:
+            others = [host.name for host in self.hosts if not are_local([host])]
+            where, first = ", ".join(others), others[0]
+        by_srun = "srun hostname" if "SLURM_JOB_ID" in self._environ else None
+        tries = " or ".join(f"'{one}'" for one in (by_srun, f"ssh {first} {sys.executable} -V") if one)
+        return (
+            f"Does it reach {where} without a password, is this Python at the same path there, and may they connect to this host? — "
+            f"try {tries}"
+        )
 
     def command(self, files: RankFiles, environment: Mapping[str, str]) -> list[str]:
         """The command that starts the ranks with what the launcher needs around them."""
@@ -221,7 +237,8 @@ class _Signals:
         self._attempt.wake()
 
 
-def _conclude(result: Result, options: RunOptions) -> None:
+def _conclude(result: Result, plan: _Plan) -> None:
+    options = plan.options
     if result.is_late:
         Output.say(f"the job was not done after {options.timeout:g} s (--timeout) and was ended")
     elif result.signal is not None and result.signal != signal.SIGPIPE:
@@ -233,21 +250,9 @@ def _conclude(result: Result, options: RunOptions) -> None:
         Output.say(f"{who(result.culprit)} {how(result.culprit)}{others}{said}")
         if text:
             sys.stderr.write(text + "\n")
+    elif result.status and not result.has_started and not plan.is_local:
+        Output.say(
+            f"mpiexec ended with status {result.status} before any process had started. {plan.likely_reason}"
+        )
     elif result.status:
         Output.say(f"mpiexec ended with status {result.status}, and did not say why")
-
-
-def _own_address(hosts: Sequence[Host]) -> str | None:
-    """The address by which other hosts reach this one; None if none of them is known."""
-    import socket  # noqa: PLC0415  # where several hosts are
-
-    others = [host.name for host in hosts if not are_local([host])]
-    for name in others:
-        try:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                # Sends nothing: it only makes the system choose the way there.
-                probe.connect((name, 9))
-                return str(probe.getsockname()[0])
-        except OSError:
-            continue
-    return None

@@ -39,6 +39,8 @@ class Output:
         self._cut: set[tuple[int, int]] = (
             set()
         )  # ranks and streams of which the beginning of a line was not shown
+        self.has_taken = False
+        """Whether any rank has printed anything."""
         self.hidden: set[tuple[int, int]] = set()
         """Ranks and streams that are not shown from now on."""
         self._begun: dict[tuple[int, int], bytearray] = {}
@@ -54,6 +56,7 @@ class Output:
         Raises:
             BrokenPipeError: nobody reads the launcher's output any more.
         """
+        self.has_taken = True
         if stream == ERR:
             words = self._words.setdefault(rank, bytearray())
             words += data

@@ -20,7 +20,8 @@ Starts a program in several processes, on this machine or on several hosts, as m
 work everywhere. PROGRAM is a Python file, -m MODULE, or anything that can be executed.
 
   -n N, --num-processes N  how many; with -H or --hostfile, by default as many as these have slots
-  -H HOST[:SLOTS],...      on these hosts, so many on each
+  -H HOST[:SLOTS],...      on these hosts, so many on each; XPDISTRIBUTE_ADDRESS is then the address of this one, if they don't
+                           find it by themselves
   --hostfile FILE          likewise: a line for each host, 'HOST', 'HOST:SLOTS' or 'HOST slots=SLOTS'
   --elastic                go on when a process dies, and start another in its place
   --max-restarts K         elastic: how many times each process is replaced (3); otherwise: how many times the whole job is
