@@ -21,7 +21,7 @@ from variables.variable import Variable
 
 _log = logging.getLogger("xpdistribute")
 
-_AGREE = Call("are there newcomers")
+_AGREE = Call("are there newcomers", (ReduceOp.MIN, (np.dtype(np.int64), (1,))))
 _STATE = Call("the state for newcomers")
 _MOST_NAMES = 20
 
@@ -85,6 +85,7 @@ class Newcomers:
         self._num_checked = (-1, -1, -1)
         self._refusal: str | None = None
         self._has_warned = False
+        self._waiting, self._fewest = np.zeros(1, np.int64), np.zeros(1, np.int64)
 
     def begin(self, state: SharedState, variables: Callable[[], Sequence[Variable]]) -> None:
         """Say what newcomers are given.
@@ -152,11 +153,11 @@ class Newcomers:
 
     def are_there(self) -> bool:
         """Whether all processes know of some; a collective."""
-        waiting = np.array([self._processes.newcomers], np.int64)
-        call = Call(_AGREE.kind, (ReduceOp.MIN, (waiting.dtype, waiting.shape)))
+        own, fewest = self._waiting, self._fewest
+        own[0] = self._processes.newcomers
         count = self._link.counts[self._link.process]
-        self._link.fold(call, ReduceOp.MIN, [[waiting.copy()] for _ in range(count)], [[waiting]])
-        return bool(waiting[0])
+        self._link.fold(_AGREE, ReduceOp.MIN, [[own]] * count, [[fewest]])
+        return bool(fewest[0])
 
     def take_in(self) -> None:
         """Take in all that wait, and give them the state; in a newcomer, wait for that. All call it.

@@ -92,10 +92,18 @@ class LocalReplicas:
         """These replicas, with the numbers that they have at this time."""
         if self.numbers is None:
             return self
-        first_id, num_total, worker_id, num_workers = self.numbers()
-        return replace(
-            self, first_id=first_id, num_total=num_total, worker_id=worker_id, num_workers=num_workers
-        )
+        numbers = self.numbers()
+        known: tuple[tuple[int, int, int, int], LocalReplicas] | None = self.__dict__.get("_now")
+        if known is None or known[0] != numbers:
+            first_id, num_total, worker_id, num_workers = numbers
+            known = (
+                numbers,
+                replace(
+                    self, first_id=first_id, num_total=num_total, worker_id=worker_id, num_workers=num_workers
+                ),
+            )
+            self.__dict__["_now"] = known  # asked for several times in each step, and changes seldom
+        return known[1]
 
     def joined(self, arrays: Sequence[Any], whole: Any = None) -> Any:
         """One leaf of a step, from the arrays of the replicas, which are shares of ``whole`` if that is given."""
