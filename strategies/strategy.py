@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, final
 
 import numpy as np
@@ -27,6 +28,7 @@ from strategies.datasets.distributed_dataset_from_function import distribute_fro
 from strategies.datasets.input_options import AutoShardPolicy, InputContext, InputOptions
 from strategies.datasets.local_replicas import Place, keep, refuse_in_replica
 from strategies.steps import Steps
+from strategies.unjoined import is_one_of_several, warn_if_unjoined
 from variables.central_variable import CentralVariable
 from variables.journal import Journal
 from variables.local_variable import LocalVariable
@@ -126,6 +128,8 @@ class Strategy(ABC):
         self._num_names = 0
         self._link = link
         self._steps = Steps(self, self._devices, options, cross_device_ops, link, on_failure)
+        if link is None and is_one_of_several():
+            self._before_first_step = partial(warn_if_unjoined, type(self).__name__)
 
     # --------------------------------------------------------------- what it is
 

@@ -164,3 +164,50 @@ def test_a_traceback_comes_again_at_the_end_with_the_programs_own_lines(tmp_path
     assert "ended with status 1; the others were ended. What it said last:\n" in said
     assert "    strategy.run(step)\n" in said
     assert said.rstrip().endswith("ValueError: in the step")
+
+
+UNJOINED = """
+import os
+import numpy as np
+import strategies as xd
+{first}
+for strategy in (xd.MirroredStrategy(["cpu:0", "cpu:1"]), xd.OneDeviceStrategy("cpu:0")):
+    for _ in range(2):
+        strategy.run(lambda: None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "processes", "warns"),
+    [
+        ("", 2, True),
+        ("", 1, False),
+        ("xd.MultiWorkerMirroredStrategy()", 2, False),
+        ("import mpi4py.MPI", 2, False),
+    ],
+    ids=["forgotten", "one process", "joined", "MPI"],
+)
+def test_processes_that_each_train_alone_are_told_once(
+    tmp_path: Path, first: str, processes: int, *, warns: bool
+) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(UNJOINED.format(first=first))
+    done = subprocess.run(
+        [sys.executable, "-m", "xpdistribute", "run", "-n", str(processes), str(program)],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (
+        done.stderr.count(
+            "MirroredStrategy: the program runs in 2 processes, and each of them trains on its own"
+        )
+        == warns
+    )
+    assert done.stderr.count("trains on its own") == warns
+    if warns:
+        assert f"{program}:8: UserWarning" in done.stderr  # the line of the first step
