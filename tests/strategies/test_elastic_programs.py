@@ -707,3 +707,43 @@ def test_metrics_count_every_example_once_whoever_dies() -> None:
     mean, accuracy = stories[2].result
     np.testing.assert_allclose(mean, np.mean(Y), rtol=1e-6)
     np.testing.assert_allclose(accuracy, np.mean((Y > 0) == (X[:, 0] > 0)), rtol=1e-6)
+
+
+def test_a_process_that_waits_for_a_message_of_one_that_waits_for_the_lost_goes_on_too() -> None:
+    """A ring, in which process 1 hears of the loss by its own message and 2 only by way of 1."""
+
+    def body(rank: Rank) -> Any:
+        s = elastic_strategy(rank)
+        done = 0
+
+        def step() -> Any:
+            replica = xd.get_replica_context()
+            assert replica is not None
+            me, size, link = (
+                replica.replica_id_in_sync_group,
+                replica.num_replicas_in_sync,
+                replica.communicator,
+            )
+            if rank.number == 0 and done == 2:
+                rank.die()
+            if me == 0:
+                link.send(np.array([1.0]), 1)
+                total = link.recv(size - 1)
+            else:
+                total = link.recv(me - 1)
+                link.send(total + 1.0, (me + 1) % size)
+            return float(link.all_reduce(total, "MAX")[0])
+
+        totals = []
+        for done in range(4):  # noqa: B007  # the step looks at it
+            began = time.monotonic()
+            totals.append(s.run(step))
+            rank.tell("took", time.monotonic() - began)
+        return totals
+
+    with ElasticJob(3, body) as job:
+        stories = job.finish()
+    for story in stories[1:]:
+        assert story.failure is None, story.failure
+        assert story.result == [3.0, 3.0, 2.0, 2.0]
+        assert max(story.all("took")) < 4.0
