@@ -56,7 +56,8 @@ def make_link(
     if channel.elastic:
         from collectives.mpi.survivors import require_survival  # noqa: PLC0415  # an extra
 
-        require_survival(f"processes on {names}" if backend == "hosts" else "backend='mpi'")
+        what = f"processes on {names}" if backend == "hosts" else "backend='mpi'"
+        require_survival(what, channel.num_processes)
         return _agreeing(channel, why, counts, hosts if backend == "hosts" else None, name, timeout)
     from collectives.mpi.library import world  # noqa: PLC0415  # an extra
     from collectives.mpi.mpi_link import MpiLink  # noqa: PLC0415  # likewise

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -21,6 +22,8 @@ from collectives.errors import PeerFailedError
 
 _TO_BE_READ = 0.2
 """Seconds that mpiexec has to read what a failed process printed before it sees it end."""
+_ULFM = "OMPI_MCA_mpi_ft_enable"
+"""Set by Open MPI's mpiexec --with-ft ulfm."""
 
 
 @final
@@ -68,11 +71,7 @@ class ExitHooks:
         finally:
             if ours and _mpi_is_running():
                 # MPI's end waits for all processes, and they may wait for this one.
-                for stream in (sys.stdout, sys.stderr):
-                    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
-                        stream.flush()
-                time.sleep(_TO_BE_READ)
-                os._exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
+                _end(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     def _exit(self, status: Any = None, /) -> NoReturn:
         raise _ObservedExit(status, self._on_status)
@@ -90,8 +89,12 @@ class ExitHooks:
         self._publish(text, None)
 
     def _on_end(self) -> None:
-        if os.getpid() == self._pid and not self._has_failed:
+        if os.getpid() != self._pid:
+            return
+        if not self._has_failed:
             self._goodbye()
+        elif _mpi_is_running() and _only_signals_are_noticed():
+            _end(1)
 
 
 class _ObservedExit(SystemExit):
@@ -129,6 +132,23 @@ def followed(error: BaseException | None) -> int | None:
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return None
+
+
+def _end(status: int) -> NoReturn:
+    """End this process here and now, with what it has printed."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+            stream.flush()
+    time.sleep(_TO_BE_READ)
+    if _only_signals_are_noticed():
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(status)
+
+
+def _only_signals_are_noticed() -> bool:
+    # Open MPI's mpiexec --with-ft ulfm tells the others of a process that ends by a signal or with status 0. With another
+    # status it tells nobody, and never ends itself. Our launcher has a shell between them, which ends well.
+    return bool(os.environ.get(_ULFM)) and not os.environ.get("XPDISTRIBUTE_HUB")
 
 
 def _mpi_is_running() -> bool:

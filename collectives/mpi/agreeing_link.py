@@ -37,8 +37,8 @@ T = TypeVar("T")
 _SPINS = 100
 _TO_BE_TOLD = 15.0
 """Seconds that the hub has to say who is gone when MPI knows it already; it may have to miss a heartbeat first."""
-_TO_DRAIN = 10.0
-"""Seconds that messages of a lost collective have to end."""
+_TO_DRAIN = 30.0
+"""Seconds that messages of a lost collective have to end: those to a process that has failed do when it has ended."""
 
 
 class Abandonable(Protocol):

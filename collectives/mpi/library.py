@@ -62,6 +62,11 @@ def mpi() -> Any:
     return _module
 
 
+def is_loaded() -> bool:
+    """Whether `mpi` has been called."""
+    return _module is not None
+
+
 def world() -> Any:
     """The communicator of all processes that were started together.
 

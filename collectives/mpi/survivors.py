@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from collectives.errors import CollectiveTimeoutError, common
-from collectives.mpi.library import mpi, set_leaving_alone, world
+from collectives.mpi.library import is_loaded, mpi, set_leaving_alone, world
 
 _SWITCH = "OMPI_MCA_mpi_ft_enable"
 """Set by ``--with-ft ulfm`` for every process."""
@@ -18,11 +18,12 @@ def survives_losses() -> bool:
     return os.environ.get(_SWITCH, "").lower() in ("1", "true", "yes")
 
 
-def require_survival(what: str) -> None:
-    """Refuse what an elastic job can't do where MPI ends all processes when one dies.
+def require_survival(what: str, num_processes: int) -> None:
+    """Refuse what an elastic job can't do with this MPI.
 
     Args:
         what: the job has that needs MPI.
+        num_processes: how many are left.
 
     Raises:
         RuntimeError: it does; in all processes of the job.
@@ -32,6 +33,16 @@ def require_survival(what: str) -> None:
             RuntimeError(
                 f"elastic job: got {what}; need processes of one host, or an MPI that goes on when one dies — start it with xpdistribute run "
                 "--elastic or Open MPI's mpiexec --with-ft ulfm; or without --elastic, to start again from a checkpoint: --max-restarts"
+            )
+        )
+
+    num_started = os.environ.get("OMPI_COMM_WORLD_SIZE", "")
+    if not is_loaded() and num_started.isdecimal() and int(num_started) != num_processes:
+        # MPI_Init waits for all that were started, for ever.
+        raise common(
+            RuntimeError(
+                f"elastic job: {int(num_started) - num_processes} of {num_started} processes died before they were connected by MPI, which {what} "
+                "need; need all of them for the start — start the job again"
             )
         )
 
