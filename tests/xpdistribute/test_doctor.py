@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import pytest
 
 from xpdistribute.host import find_cores, find_memory
+from xpdistribute.link_probe import LinkReport, probe_links
 from xpdistribute.packages import PACKAGES, State, probe
 
 ROOT = Path(__file__).parents[2]
@@ -507,3 +508,29 @@ def test_the_ranks_of_this_machine_are_checked_on_request() -> None:
         assert all(0 < seconds < 10 for seconds in told["seconds"].values())
     assert set(links["all_reduce"]) == {"shared_memory", "mpi"}
     assert links["all_reduce"]["mpi"]["library"]
+    assert links["load"] >= 0
+
+
+def test_ranks_that_mpi_fails_between_are_measured_in_shared_memory_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mpi4py")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\nif 'XPDISTRIBUTE_HUB' in os.environ: sys.modules['mpi4py.MPI'] = None\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    links = probe_links(30.0)
+    assert set(links.measured) == {"shared_memory"}
+    (failure,) = links.failures
+    assert "ranks by MPI: status 1" in failure
+
+
+def test_a_machine_that_was_busy_before_the_ranks_were_timed_is_told() -> None:
+    seconds = {"shared_memory": {"seconds": {"4": 9e-6}}}
+    cores = find_cores().logical
+    busy = LinkReport(2, "mpiexec", seconds, load=cores + 1.25)
+    assert busy.lines()[-1].startswith(
+        f"the machine was busy before (a load of {cores + 1.25:.1f} on {cores} cores)"
+    )
+    for load in (0.0, None):
+        assert "busy" not in " ".join(LinkReport(1, "mpiexec", seconds, load=load).lines())
