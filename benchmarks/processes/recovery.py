@@ -78,7 +78,8 @@ class _Job:
         self._told: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._kept: list[dict[str, Any]] = []
         self._words: list[str] = []
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def next(self, what: str) -> dict[str, Any]:
         """The next thing of that name that a rank tells.
@@ -105,6 +106,12 @@ class _Job:
         """End it; how far each rank's weights are from those of NumPy."""
         (self._folder / "stop").touch()
         return [float(self.next("end")["error"]) for _ in range(self._ranks)]
+
+    def close(self) -> None:
+        """Once the job has ended: give back its pipe."""
+        self._reader.join(_TO_COME)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -140,8 +147,9 @@ def _job(ranks: int, num_kills: int) -> Iterator[_Job]:
             stderr=subprocess.STDOUT,
             text=True,
         )
+        job = _Job(process, Path(folder), ranks)
         try:
-            yield _Job(process, Path(folder), ranks)
+            yield job
             process.wait(_TO_COME)
         finally:
             if process.poll() is None:
@@ -151,3 +159,4 @@ def _job(ranks: int, num_kills: int) -> Iterator[_Job]:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+            job.close()
