@@ -207,7 +207,11 @@ class Recovery:
         started = time.monotonic()
         before = self._processes.num_processes
         self._inheritance.lost_step = lost_step
-        self._processes.regroup(admit=False, timeout=self._timeout)
+        try:
+            self._processes.regroup(admit=False, timeout=self._timeout)
+        finally:
+            # Another strategy's loss is in none of this one's steps, and marks begin anew.
+            self._inheritance.lost_step = 0
         now = self._processes.num_processes
         if now < self._min_workers:
             raise PeerFailedError(

@@ -514,3 +514,36 @@ def test_a_process_that_waits_for_a_message_of_one_that_waits_for_the_lost_goes_
         assert story.failure is None, story.failure
         assert story.result == [3.0, 3.0, 2.0, 2.0]
         assert max(story.all("took")) < 4.0
+
+
+def test_a_job_with_two_strategies_goes_on_with_both_whichever_loses_a_process() -> None:
+    def body(rank: Rank) -> Any:
+        program = Program(rank)
+        other = elastic_strategy(rank, 2)
+        with other.scope():
+            count = xd.Variable(0.0, name="count", synchronization="ON_READ", aggregation="SUM")
+        state = xd.Checkpoint(count=count)
+        other.share_state(state)
+
+        def evaluate() -> None:
+            count.assign_add(1.0)
+            if rank.number == 1 and program.state.step == 4:
+                rank.die()
+            xd.all_reduce("SUM", 1.0)
+
+        def each() -> None:
+            if program.state.step in (2, 4):
+                other.run(evaluate)
+
+        def in_step() -> None:
+            if rank.number == 2 and program.state.step == 5:
+                rank.die()
+
+        program.in_step = in_step
+        return {**program.train(8, each), "count": float(count.read_value())}
+
+    with ElasticJob(3, body) as job:
+        stories = job.finish()
+    (left,) = check(stories, 8, 1)
+    assert left.result["seen"] == 8 * BATCH
+    assert left.result["count"] == 6.0 + 4.0
