@@ -7,7 +7,7 @@ library have none.
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple, final
+from typing import NamedTuple, TypeAlias, final
 
 from xpdistribute.events import Event, Failed, Joined, Left, Lost, Regrouped, Silent
 
@@ -48,6 +48,10 @@ class Decision(NamedTuple):
     lost: str | None = None
 
 
+_Process: TypeAlias = tuple[str, int]
+"""Its host and its process id there: containers of several hosts count from 1 each."""
+
+
 class _Standing(Enum):
     NEW = "it has come, and was not taken in yet"
     HERE = "it takes part"
@@ -75,10 +79,10 @@ class Membership:
         self._elastic = elastic
         self._replacements = replacements
         self._host = host
-        self._standings: dict[int, _Standing] = {}  # by process id
+        self._standings: dict[_Process, _Standing] = {}
         self._hosts: set[str] = set()
         self._has_said_why = False
-        self._past: dict[int, _Standing] = {}  # those that the others go on without, as they stood last
+        self._past: dict[_Process, _Standing] = {}  # those that the others go on without, as they stood last
         self._replaced: dict[int, int] = {}  # how many times, by rank
 
     @property
@@ -93,13 +97,15 @@ class Membership:
         return self._num_awaited > 0 or _Standing.HERE in self._standings.values()
 
     def has_taken_in(self, pid: int) -> bool:
-        """Whether a process is, or has been, one of those who go on together."""
-        standing = self._standings.get(pid, self._past.get(pid, _Standing.NEW))
-        return standing is not _Standing.NEW
+        """Whether a process of this machine is, or has been, one of those who go on together."""
+        return any(
+            own == pid and standing is not _Standing.NEW
+            for (_, own), standing in [*self._standings.items(), *self._past.items()]
+        )
 
     def knows(self, pid: int) -> bool:
-        """Whether a process has ever joined."""
-        return pid in self._standings or pid in self._past
+        """Whether a process of this machine has ever joined."""
+        return any(own == pid for _, own in [*self._standings, *self._past])
 
     def handle(self, event: Event | Regrouped, rank: int | None) -> Decision:
         """Take in what has happened.
@@ -111,20 +117,21 @@ class Membership:
         """
         if isinstance(event, Regrouped):
             # Those who are not among them are no longer waited for.
-            new = {pid: one for pid, one in self._standings.items() if one is _Standing.NEW}
-            before = {pid: one for pid, one in self._standings.items() if one is not _Standing.NEW}
-            self._standings = {**new, **{pid: before.get(pid, _Standing.HERE) for pid in event.pids}}
+            new = {who: one for who, one in self._standings.items() if one is _Standing.NEW}
+            before = {who: one for who, one in self._standings.items() if one is not _Standing.NEW}
+            members = zip(event.hosts, event.pids, strict=True)
+            self._standings = {**new, **{who: before.get(who, _Standing.HERE) for who in members}}
             # But they stay known: that their processes end is no news for the others, whose numbers may be theirs by now.
-            self._past.update({pid: one for pid, one in before.items() if pid not in self._standings})
+            self._past.update({who: one for who, one in before.items() if who not in self._standings})
             self._goes_on_after_loss, self._num_awaited = True, 0
         elif isinstance(event, Joined):
-            self._past.pop(event.pid, None)  # the system gives numbers anew
-            self._standings[event.pid] = _Standing.NEW if event.process is None else _Standing.HERE
+            self._past.pop(_process(event), None)  # the system gives numbers anew
+            self._standings[_process(event)] = _Standing.NEW if event.process is None else _Standing.HERE
             self._num_awaited -= event.process is not None
             if event.process is not None:
                 self._hosts.add(event.host)
         elif isinstance(event, Left):
-            self._standings[event.pid] = _Standing.LEFT
+            self._standings[_process(event)] = _Standing.LEFT
         elif isinstance(event, (Failed, Lost, Silent)):
             return self._lose(event, rank)
         return Decision()
@@ -136,11 +143,12 @@ class Membership:
         )
 
     def _lose(self, event: Failed | Lost | Silent, rank: int | None) -> Decision:
-        is_new = self._standings.get(event.pid) is _Standing.NEW
+        process = _process(event)
+        is_new = self._standings.get(process) is _Standing.NEW
         if is_new:
-            self._past[event.pid] = self._standings.pop(event.pid)
+            self._past[process] = self._standings.pop(process)
         elif event.pid:
-            self._standings[event.pid] = _Standing.GONE
+            self._standings[process] = _Standing.GONE
         else:
             self._num_awaited -= 1
         follows = isinstance(event, Failed) and event.follows is not None
@@ -178,6 +186,10 @@ class Membership:
         self._replaced[rank] = times + 1
         say = f"{what}; another one is started in its place ({times + 1} of {self._replacements})"
         return Decision(kill=kill, replace=rank, say=say, lost=what)
+
+
+def _process(event: Event) -> _Process:
+    return event.host, event.pid
 
 
 def _fate(event: Failed | Lost | Silent) -> str:

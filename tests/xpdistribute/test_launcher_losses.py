@@ -156,11 +156,18 @@ def test_a_traceback_comes_again_at_the_end_with_the_programs_own_lines(tmp_path
         """
         if rank == 1:
             def step(): raise ValueError("in the step")
+        else:
+            try:
+                strategy.run(step)
+            except xd.PeerFailedError:
+                time.sleep(0.3)
+                sys.exit("rank 0 has heard of it")
         """,
         *("-n", "2"),
     )
     assert done.returncode == 1
-    said = done.stderr[done.stderr.rindex("xpdistribute run: rank 1") :]
+    said = done.stderr[done.stderr.index("rank 0 has heard of it") :]
+    assert "xpdistribute run: rank 1" in said
     assert "ended with status 1; the others were ended. What it said last:\n" in said
     assert "    strategy.run(step)\n" in said
     assert said.rstrip().endswith("ValueError: in the step")
