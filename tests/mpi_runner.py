@@ -34,7 +34,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 OUTPUT, ERRORS, PID = "out", "err", "pid"
 
-_SETTINGS = {
+SETTINGS = {
     # Root, more processes than cores, and no process bound to one core; then the quickest start-up on one host.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -144,7 +144,7 @@ def finish_ranks(
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**inherited, **_SETTINGS, **(env or {})},
+            env={**inherited, **SETTINGS, **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -12,14 +12,19 @@ from typing import Any
 import pytest
 
 from collectives import CollectiveError, Communicator
+from collectives.backends import make_link as link_of_backend
+from collectives.channel import Channel
 from collectives.hierarchical import HierarchicalCommunicator
 from collectives.hosts_link import HostsLink
 from collectives.link import Link
+from collectives.mpi.agreeing_link import AgreeingLink
 from collectives.mpi.library import world
 from collectives.mpi.mpi_link import MpiLink
+from collectives.mpi.survivors import survives_losses
 from collectives.rendezvous import Rendezvous
 from collectives.shared_memory.shared_memory_link import SharedMemoryLink
 from tests.processes import TIMEOUT, run_on_threads
+from xpdistribute.hub import Hub
 
 TESTS = "tests/collectives/test_communicators.py"
 _ANY = "in_process-1]"
@@ -33,6 +38,12 @@ class _OnMpi:
     def __init__(self, counts: list[int], options: dict[str, Any]) -> None:
         self._comm = world()
         self._counts, self._options = counts, options
+        # Those of an elastic job talk over a hub.
+        self._channel = connect(self._comm) if survives_losses() else None
+
+    @property
+    def _hosts(self) -> list[str]:
+        return [f"host{number // 2}" for number in range(len(self._counts))]
 
     def pytest_fixture_setup(self, fixturedef: Any, request: pytest.FixtureRequest) -> Any:
         if fixturedef.argname != "on_every_rank":
@@ -51,7 +62,13 @@ class _OnMpi:
         ]
 
     def _on_every_rank(self, body: Callable[[Communicator], Any]) -> list[Any]:
-        link = make_link(self._comm, self._counts, self._options)
+        channel = self._channel
+        if channel is None:
+            link = make_link(self._comm, self._counts, self._options)
+        else:
+            channel.regroup(None, False, TIMEOUT)  # takes back what has failed in the test before
+            link = link_of_backend(channel, "auto", self._counts, self._hosts, "link", TIMEOUT)
+            assert isinstance(link, AgreeingLink)
         local = self._counts[link.process]
         rendezvous = Rendezvous(local, TIMEOUT)
         ends: list[Communicator] = [
@@ -83,6 +100,16 @@ def make_link(comm: Any, counts: list[int], options: dict[str, Any]) -> Link:
         own.index(comm.rank), [counts[process] for process in own], inside.allgather, timeout=TIMEOUT
     )
     return HostsLink(shared, between, hosts, **options)
+
+
+def connect(comm: Any) -> Channel:
+    """A channel to an elastic job's hub, which is in process 0."""
+    point = None
+    if comm.rank == 0:
+        hub = Hub(comm.size, "secret", elastic=True).start()
+        point = hub.address
+    address = comm.bcast(point, root=0)
+    return Channel.connect(address, "secret", comm.rank, host="host")
 
 
 def _that_travels(error: Exception) -> Exception:
