@@ -259,7 +259,7 @@ def test_a_minute_of_kills_at_random_ends_with_the_weights_of_an_undisturbed_run
     seed = random.randrange(1 << 30)
     print("seed", seed)  # noqa: T201  # shown where it fails
     # It takes longer than a test may that hangs.
-    faulthandler.dump_traceback_later(seconds + 80, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(seconds + 80, exit=True, file=2)
     rng = random.Random(seed)
     job = launch("-n", "3", "--max-restarts", "1000", "--heartbeat", "2", "--timeout", "120", seconds=seconds)
     end = time.monotonic() + seconds - 4.0
