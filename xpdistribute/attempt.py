@@ -124,6 +124,16 @@ class Attempt:
         except BlockingIOError:  # it has been woken many times already
             return
 
+    def resize(self) -> None:
+        """Give the terminals of the job the size that the launcher's own has by now."""
+        from xpdistribute.terminal import copy_size  # noqa: PLC0415  # where there is one
+
+        for master, like in self._files.terminals.items():
+            try:
+                copy_size(like, master)
+            except OSError:  # it is closed; what is written to it will tell
+                continue
+
     def stop(self, number: int) -> None:
         """End the job, as a signal asks for; a second one ends it at once."""
         if self._signal is None:
@@ -263,7 +273,9 @@ class Attempt:
     def _drain(self) -> None:
         """Take what is still in the pipes. Not until their end: a rank's own children may have them open."""
         for descriptor in list(self._sources):
-            while select.select([descriptor], [], [], 0)[0] and self._read(descriptor):
+            # What was written to a terminal takes a moment to its other end.
+            patience = 0.02 if descriptor in self._files.terminals else 0.0
+            while select.select([descriptor], [], [], patience)[0] and self._read(descriptor):
                 pass
         self._take_ended()
         self._words.flush()
@@ -329,12 +341,12 @@ class Attempt:
         if self._signal is not None or self._is_late:
             return
         if self._members.can_take_in:
-            self._output.say(decision.say)
+            self._output.tell(decision.say)
             if decision.replace is not None and self._end_at is None:
                 self._replace(decision.replace)
         elif self._members.has_ended_well:
             # Nobody was started in its place; all else is as it is said.
-            self._output.say(decision.say if decision.replace is None else decision.lost or decision.say)
+            self._output.tell(decision.say if decision.replace is None else decision.lost or decision.say)
 
     def _look(self) -> None:
         """Tell the hub of ranks that ended without ever talking to it, while others wait for them."""

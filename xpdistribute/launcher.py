@@ -20,7 +20,7 @@ from xpdistribute.host import find_cores
 from xpdistribute.hostfile import Host, allocation, are_local
 from xpdistribute.mpiexec import Mpiexec, find_mpiexec, shares
 from xpdistribute.outcome import Result, how, who
-from xpdistribute.output import Output
+from xpdistribute.output import ERR, OUT, Output, drawing_on
 from xpdistribute.own_address import own_address
 from xpdistribute.rank_files import RankFiles, remote_command
 from xpdistribute.run_options import USAGE, RunOptions, parse
@@ -79,7 +79,13 @@ def _launch(options: RunOptions) -> int:
 
 def _attempt(plan: _Plan, restart: int, deadline: float | None) -> Result:
     options = plan.options
-    files = RankFiles(options.num_processes, all_output=options.all_output, elastic=options.elastic)
+    terminals = plan.terminals
+    files = RankFiles(
+        options.num_processes,
+        all_output=options.all_output,
+        elastic=options.elastic,
+        terminals=terminals,
+    )
     # It listens before there is a hub behind it, which loads while mpiexec starts: who comes early has to wait a little.
     listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
     try:
@@ -122,7 +128,7 @@ def _attempt(plan: _Plan, restart: int, deadline: float | None) -> Result:
             listener.fileno(),
             open_hub,
             files,
-            Output(tagged=options.tag_output, of_all=options.all_output),
+            Output(tagged=options.tag_output, of_all=options.all_output, drawing=drawing_on(terminals)),
             num_processes=options.num_processes,
             is_local=plan.is_local,
             elastic=options.elastic,
@@ -168,6 +174,13 @@ class _Plan:
         if self.is_local:
             return "127.0.0.1", "127.0.0.1"
         return own_address([host.name for host in self.hosts if not are_local([host])])
+
+    @property
+    def terminals(self) -> list[int]:
+        """The streams of this process for which rank 0 gets a terminal."""
+        if not self.is_local or self.options.tag_output:
+            return []  # mpiexec has no terminals for other hosts; what is drawn on one has no lines to be tagged
+        return [stream for stream in (OUT, ERR) if os.isatty(stream)]
 
     @property
     def likely_reason(self) -> str:
@@ -225,6 +238,7 @@ class _Signals:
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 self._before[number] = signal.signal(number, self._stop)
         self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, self._wake)
+        self._before[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, self._resize)
 
     def __exit__(self, *_: object) -> None:
         for number, before in self._before.items():
@@ -232,6 +246,9 @@ class _Signals:
 
     def _stop(self, number: int, _: FrameType | None) -> None:
         self._attempt.stop(number)
+
+    def _resize(self, _: int, __: FrameType | None) -> None:
+        self._attempt.resize()
 
     def _wake(self, _: int, __: FrameType | None) -> None:
         self._attempt.wake()

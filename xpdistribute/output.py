@@ -8,6 +8,11 @@ again at the end if it is the one that failed.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from xpdistribute.terminal import Drawing
 
 OUT, ERR = 1, 2
 """The streams, which are also the launcher's own descriptors."""
@@ -27,15 +32,17 @@ class Output:
     Args:
         tagged: whether a rank's lines begin with its number.
         of_all: whether the standard output of all ranks is shown, or only of the one that speaks for them.
+        drawing: what that one draws on the terminal, if it has one.
 
     Attributes:
         speaker: the rank that speaks for all: the one that the user talks to.
     """
 
-    def __init__(self, *, tagged: bool, of_all: bool = True) -> None:
+    def __init__(self, *, tagged: bool, of_all: bool = True, drawing: Drawing | None = None) -> None:
         self.tagged = tagged
         self.speaker = 0
         self._of_all = of_all
+        self._drawing = drawing
         self._cut: set[tuple[int, int]] = (
             set()
         )  # ranks and streams of which the beginning of a line was not shown
@@ -83,7 +90,7 @@ class Output:
             if stream == ERR:
                 self._note_shown(rank, b"".join(lines))
             tag = b"[%d] " % rank if self.tagged else b""
-            write(stream, b"".join(tag + line for line in lines))
+            self._show(rank, stream, b"".join(tag + line for line in lines))
 
     def follow(self, rank: int) -> None:
         """Another rank speaks for all from now on, as the one that did is gone."""
@@ -102,7 +109,7 @@ class Output:
         """Pass on what the rank that talks to the user has begun: prompts and progress bars are to be seen before they end."""
         for (rank, stream), begun in self._begun.items():
             if rank == self.speaker and begun:
-                write(stream, bytes(begun))
+                self._show(rank, stream, bytes(begun))
                 begun.clear()
 
     def flush(self) -> None:
@@ -111,8 +118,10 @@ class Output:
             self.show_prompt()  # as it is: a program may end without a newline
         for (rank, stream), begun in self._begun.items():
             if begun:
-                write(stream, (b"[%d] " % rank if self.tagged else b"") + bytes(begun) + b"\n")
+                self._show(rank, stream, (b"[%d] " % rank if self.tagged else b"") + bytes(begun) + b"\n")
                 begun.clear()
+        if self._drawing is not None and (end := self._drawing.end()):
+            write(OUT if os.isatty(OUT) else ERR, end)
 
     def last_words(self, rank: int) -> str:
         """The last traceback of a rank, with those that led to it; else its last lines; empty if it has said nothing."""
@@ -134,10 +143,37 @@ class Output:
         self._last_shown += data
         del self._last_shown[:-_KEPT_BYTES]
 
+    def tell(self, text: str) -> None:
+        """Likewise `say`, while the ranks run."""
+        line = _line(text)
+        write(ERR, line if self._drawing is None else self._drawing.above(line))
+
+    def _show(self, rank: int, stream: int, data: bytes) -> None:
+        if self._drawing is None:
+            write(stream, data)
+        elif rank == self.speaker:
+            write(stream, data)
+            self._drawing.note(data)
+        else:
+            write(stream, self._drawing.above(data))
+
     @staticmethod
     def say(text: str) -> None:
         """A line of the launcher's own."""
-        write(ERR, f"xpdistribute run: {text}\n".encode(errors="replace"))
+        write(ERR, _line(text))
+
+
+def drawing_on(terminals: Collection[int]) -> Drawing | None:
+    """A drawing for an `Output` on terminals; None where there are none."""
+    if not terminals:
+        return None
+    from xpdistribute.terminal import Drawing  # noqa: PLC0415  # pipes are more usual
+
+    return Drawing()
+
+
+def _line(text: str) -> bytes:
+    return f"xpdistribute run: {text}\n".encode(errors="replace")
 
 
 def write(stream: int, data: bytes) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from xpdistribute.output import ERR, OUT
 
@@ -21,8 +21,8 @@ _RANK = "${XPDISTRIBUTE_RANK:-${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-$PMI_RANK}}}"
 _LOCAL = f"""\
 d=$1 elastic=$2 r={_RANK}; shift 2
 if [ "$r" = 0 ] && [ -p "$d/0.0" ]; then exec <"$d/0.0"; rm -f "$d/0.0"; else exec </dev/null; fi
-if [ -p "$d/2.$r" ]; then exec 3>"$d/2.$r"; else exec 3>&2; fi
-if [ -p "$d/1.$r" ]; then exec >"$d/1.$r"; else exec >/dev/null; fi
+if [ -e "$d/2.$r" ]; then exec 3>"$d/2.$r"; else exec 3>&2; fi
+if [ -e "$d/1.$r" ]; then exec >"$d/1.$r"; else exec >/dev/null; fi
 exec 2>/dev/null # where the shell says "Killed"
 {_SHELL} -c 'exec 2>&3 3>&-; d=$1 r=$2; shift 2; echo $$ $PPID >"$d/pid.$r"; exec "$@"' xpdistribute "$d" "$r" "$@"
 s=$?
@@ -56,13 +56,19 @@ class RankFiles:
         num_processes: how many ranks there are.
         all_output: whether the standard output of all of them is read, or of rank 0 alone; of an elastic job it always is.
         elastic: whether mpiexec is told of no failure.
+        terminals: the streams of this process that rank 0 gets a terminal for, as they are terminals.
     """
 
-    def __init__(self, num_processes: int, *, all_output: bool, elastic: bool) -> None:
+    def __init__(
+        self, num_processes: int, *, all_output: bool, elastic: bool, terminals: Collection[int] = ()
+    ) -> None:
         self._elastic = elastic
         self.folder = _new_folder()
         self.pipes: dict[int, tuple[int, int]] = {}
         """Rank and stream by descriptor, to be read without waiting."""
+        self.terminals: dict[int, int] = {}
+        """Those of them that are terminals, with the descriptor of this process that each is like."""
+        self._slaves: list[int] = []
         self.ended = -1
         """The descriptor from which `read_ended` reads."""
         try:
@@ -70,6 +76,8 @@ class RankFiles:
             self.ended = os.open(f"{self.folder}/ended", os.O_RDWR | os.O_NONBLOCK)
             for rank in range(num_processes):
                 for stream in (OUT, ERR):
+                    if rank == 0 and stream in terminals and self._open_terminal(stream):
+                        continue
                     # Another rank than 0 speaks for all when that one is gone.
                     if stream == ERR or rank == 0 or all_output or elastic:
                         path = f"{self.folder}/{stream}.{rank}"
@@ -84,6 +92,20 @@ class RankFiles:
                     "ulimit -n 65536"
                 ) from None
             raise
+
+    def _open_terminal(self, stream: int) -> bool:
+        """Whether there is one; some containers have none."""
+        from xpdistribute.terminal import open_terminal  # noqa: PLC0415  # pipes are more usual
+
+        try:
+            master, slave = open_terminal(stream)
+        except OSError:
+            return False
+        self.pipes[master] = (0, stream)
+        self.terminals[master] = stream
+        self._slaves.append(slave)
+        os.symlink(os.ttyname(slave), f"{self.folder}/{stream}.0")
+        return True
 
     def command(self, program: Sequence[str]) -> list[str]:
         """The command of a rank on this machine."""
@@ -173,9 +195,10 @@ class RankFiles:
 
     def remove(self) -> None:
         """Close the pipes and remove the folder."""
-        for descriptor in (*self.pipes, *([self.ended] if self.ended >= 0 else [])):
+        for descriptor in (*self.pipes, *self._slaves, *([self.ended] if self.ended >= 0 else [])):
             os.close(descriptor)
         self.pipes.clear()
+        self._slaves.clear()
         self.ended = -1
         for name in os.listdir(self.folder):
             os.unlink(f"{self.folder}/{name}")
