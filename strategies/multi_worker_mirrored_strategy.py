@@ -166,7 +166,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def _fail(self, error: BaseException) -> None:
         if self._recovery is None or not self._recovery.can_go_on_after(error):
-            self._processes.fail(error)
+            self._processes.fail(error, self._link)
 
     def _set_journal(self, journal: Journal | None) -> None:
         self.journal = journal
