@@ -40,7 +40,7 @@ _TO_FINISH_LINE = 0.02
 _TO_HEAR = 0.3
 """Seconds that the hub has to tell what it knew of a process that has ended."""
 _TO_FAIL_TOO = 0.3
-"""Seconds that the others have to fail like the one that is to be replaced: when nobody is left, none is started."""
+"""Seconds that the others have to raise the same as the one that is to be replaced: when nobody is left, none is started."""
 _LOOK_EVERY = 0.1
 """Seconds between looks at the ranks of an elastic job, as nothing else says when they have ended."""
 _LOOK_SELDOM = 1.0
@@ -332,7 +332,11 @@ class Attempt:
         if decision.kill is not None:
             pid, identity = decision.kill
             send(pid, signal.SIGKILL, identity)
-        if decision.say is not None:
+        if decision.say is None:
+            return
+        if decision.at_once:
+            self._act(decision)
+        else:
             self._decided.append((time.monotonic() + _TO_FAIL_TOO, decision))
 
     def _act(self, decision: Decision) -> None:

@@ -39,6 +39,7 @@ class Decision(NamedTuple):
         replace: the rank in whose place another process is to be started.
         say: a line for the user.
         lost: what has happened, where nothing more can be done about it.
+        at_once: whether not to wait and see if the others go the same way, as with an error in the program.
     """
 
     ends_job: bool = False
@@ -46,6 +47,7 @@ class Decision(NamedTuple):
     replace: int | None = None
     say: str | None = None
     lost: str | None = None
+    at_once: bool = False
 
 
 _Process: TypeAlias = tuple[str, int]
@@ -174,7 +176,7 @@ class Membership:
             why = "" if self._has_said_why else ", as those of several hosts can't be replaced"
             self._has_said_why = True
             return Decision(kill=kill, say=f"{what}; the others go on without it{why}")
-        return self._replace(rank, what, kill)
+        return self._replace(rank, what, kill)._replace(at_once=not isinstance(event, Failed))
 
     def _replace(self, rank: int, what: str, kill: tuple[int, str] | None) -> Decision:
         if not self.can_take_in:
