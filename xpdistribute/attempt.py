@@ -6,6 +6,7 @@ which a signal comes too early or a child's end is missed.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -14,16 +15,16 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from xpdistribute.hub_reports import HubReports
 from xpdistribute.mpiexec_words import MpiexecWords
-from xpdistribute.outcome import Result, find_culprit, own_host
+from xpdistribute.outcome import Result, find_culprit
 from xpdistribute.output import ERR, OUT, Output
 from xpdistribute.rank_files import RankFiles
-from xpdistribute.rank_processes import RankProcesses, send
+from xpdistribute.rank_processes import RankProcesses
 
 if TYPE_CHECKING:
     from xpdistribute.events import Event, Regrouped
     from xpdistribute.hub import Hub
-    from xpdistribute.membership import Decision, Membership
 
 _TO_START = 0.06
 """Seconds after which the hub is loaded if no rank has asked for it before: the start of the ranks needs the cores first."""
@@ -31,16 +32,10 @@ _TO_END = 1.2
 """Seconds that ranks have to end by themselves after Ctrl-C or SIGTERM."""
 _TO_CLEAN_UP = 0.5
 """Seconds that mpiexec has then; what is left is killed."""
-_TO_FAIL = 4.0
-"""Seconds that mpiexec has to end the others when a rank has failed; some don't do it by themselves."""
 _TO_NOTICE = 1.0
 """Seconds that mpiexec has to end by itself when no rank is left, or the others when one has failed: some never do."""
 _TO_FINISH_LINE = 0.02
 """Seconds that rank 0 has to end a line before what it has begun is shown."""
-_TO_HEAR = 0.3
-"""Seconds that the hub has to tell what it knew of a process that has ended."""
-_TO_FAIL_TOO = 0.3
-"""Seconds that the others have to raise the same as the one that is to be replaced: when nobody is left, none is started."""
 _LOOK_EVERY = 0.1
 """Seconds between looks at the ranks of an elastic job, as nothing else says when they have ended."""
 _LOOK_SELDOM = 1.0
@@ -91,7 +86,6 @@ class Attempt:
         self._num_processes = num_processes
         self._is_local = is_local
         self._elastic = elastic
-        self._replacements = replacements
         self._deadline = deadline
         self._words = MpiexecWords(output, is_tagged=not is_local)
         self._events: deque[Event | Regrouped] = deque()
@@ -99,11 +93,17 @@ class Attempt:
         self._poll = select.poll()
         self._sources: dict[int, tuple[int | None, int]] = {}
         self._processes = RankProcesses(files)
-        self._members: Membership | None = None
+        self._reports = HubReports(
+            self._processes,
+            output,
+            self._replace,
+            self._end_by,
+            num_processes=num_processes,
+            is_local=is_local,
+            elastic=elastic,
+            replacements=replacements,
+        )
         self._hub: Hub | None = None
-        self._declared: set[int] = set()  # ranks whose end the hub was told
-        self._ranks: dict[tuple[str, int], int] = {}  # by host and process id, of all that have joined
-        self._decided: deque[tuple[float, Decision]] = deque()  # what is done about the lost, and when
         self._signal: int | None = None
         self._is_late = False
         self._is_closed = False
@@ -136,6 +136,7 @@ class Attempt:
 
     def stop(self, number: int) -> None:
         """End the job, as a signal asks for; a second one ends it at once."""
+        self._reports.is_muted = True
         if self._signal is None:
             self._signal = number
             self._end_at = 0.0
@@ -158,8 +159,7 @@ class Attempt:
                 self._wait()
             self._take_events()
             self._drain()
-            while self._decided:
-                self._act(self._decided.popleft()[1])
+            self._reports.act(math.inf)
         except BrokenPipeError:
             self._signal = signal.SIGPIPE  # nobody reads the output any more
         finally:
@@ -200,6 +200,8 @@ class Attempt:
         return reads
 
     def _replace(self, rank: int) -> None:
+        if self._end_at is not None:
+            return
         environment = {**self._environment, "XPDISTRIBUTE_RANK": str(rank), "XPDISTRIBUTE_JOIN": "1"}
         self._processes.start_newcomer(rank, self._files.command(self._program), environment)
 
@@ -222,16 +224,16 @@ class Attempt:
                 self._poll.unregister(descriptor)
                 del self._sources[descriptor]
         self._processes.reap()
-        self._look()
+        if self._hub is not None:
+            self._reports.look(self._hub)
         now = time.monotonic()
-        while self._decided and now >= self._decided[0][0]:
-            self._act(self._decided.popleft()[1])
+        self._reports.act(now)
         if self._open_hub_at is not None and now >= self._open_hub_at:
             self._open_hub_at = None
             self._poll.unregister(self._listener)
             self._hub = self._open_hub(self._tell)
         if self._deadline is not None and now >= self._deadline and not self._is_late:
-            self._is_late = True
+            self._is_late = self._reports.is_muted = True
             self._end_at = 0.0 if self._end_at is None else self._end_at
         if self._end_at is not None and now >= self._end_at:
             self._end(now)
@@ -285,97 +287,7 @@ class Attempt:
 
     def _take_events(self) -> None:
         while self._events:
-            self._handle(self._events.popleft())
-
-    def _handle(self, event: Event | Regrouped) -> None:
-        from xpdistribute.events import Regrouped  # noqa: PLC0415  # as below
-
-        if self._members is None:
-            from xpdistribute.membership import Membership  # noqa: PLC0415  # loaded while the ranks start
-
-            self._members = Membership(
-                self._num_processes,
-                elastic=self._elastic,
-                replacements=self._replacements,
-                host=None if self._is_local else own_host(),
-            )
-        if isinstance(event, Regrouped):
-            # Process 0 prints and writes files for all, whichever rank it is by now.
-            self._output.follow(self._ranks.get((event.hosts[0], event.pids[0]), self._output.speaker))
-            self._obey(self._members.handle(event, None))
-            return
-        self._obey(self._members.handle(event, self._rank_of(event)))
-        if self._elastic and not self._members.can_take_in:
-            # That there is nobody left whom they could join is no news of theirs, but the end of the job.
-            pids = self._processes.pids()
-            for rank in self._processes.newcomers:
-                if not self._members.has_taken_in(pids.get(rank, 0)):
-                    self._output.hidden.add((rank, ERR))
-
-    def _rank_of(self, event: Event) -> int | None:
-        """The rank of a process: of all that take one place the same, while the hub's numbers change."""
-        known = self._ranks.get((event.host, event.pid))
-        if known is not None:
-            return known
-        is_here = self._is_local or event.host == own_host()
-        rank = self._processes.rank_of(event.pid) if is_here else None
-        if rank is None:
-            # On other hosts, before the processes have regrouped, the hub's numbers are the ranks.
-            rank = event.process
-        if rank is not None and event.pid:
-            self._ranks[event.host, event.pid] = rank
-        return rank
-
-    def _obey(self, decision: Decision) -> None:
-        if decision.ends_job:
-            self._end_by(time.monotonic() + _TO_FAIL)
-        if decision.kill is not None:
-            pid, identity = decision.kill
-            send(pid, signal.SIGKILL, identity)
-        if decision.say is None:
-            return
-        if decision.at_once:
-            self._act(decision)
-        else:
-            self._decided.append((time.monotonic() + _TO_FAIL_TOO, decision))
-
-    def _act(self, decision: Decision) -> None:
-        assert self._members is not None
-        assert decision.say is not None
-        if self._signal is not None or self._is_late:
-            return
-        if self._members.can_take_in:
-            self._output.tell(decision.say)
-            if decision.replace is not None and self._end_at is None:
-                self._replace(decision.replace)
-        elif self._members.has_ended_well:
-            # Nobody was started in its place; all else is as it is said.
-            self._output.tell(decision.say if decision.replace is None else decision.lost or decision.say)
-
-    def _look(self) -> None:
-        """Tell the hub of ranks that ended without ever talking to it, while others wait for them."""
-        if self._members is None or self._hub is None or not self._is_local:
-            return
-        if self._elastic and not self._members.can_take_in:
-            # Newcomers that nobody is left to take in would wait for the end of their time.
-            for rank in self._processes.newcomers:
-                if not self._members.has_taken_in(self._processes.pids().get(rank, 0)):
-                    self._processes.kill_newcomer(rank)
-        just_now = time.monotonic() - _TO_HEAR
-        processes = self._processes
-        pids = processes.pids() if processes.statuses else {}
-        for rank, status in list(processes.statuses.items()):
-            if rank not in pids or processes.ended_at[rank] > just_now or self._members.knows(pids[rank]):
-                continue
-            if rank in processes.newcomers:
-                # The hub's numbers are others by now, and it waits for nobody in this place.
-                processes.ended_at[rank] = float("inf")
-                if status:
-                    self._obey(self._members.newcomer_ended(rank, pids[rank], status))
-            elif rank not in self._declared:
-                self._declared.add(rank)
-                what = f"its process (pid {pids[rank]}) ended with status {status} without joining the job"
-                self._hub.declare_lost(rank, what, pids[rank])
+            self._reports.take(self._events.popleft())
 
     # ------------------------------------------------------------ ending
 
@@ -416,12 +328,10 @@ class Attempt:
     # ------------------------------------------------------------ the result
 
     def _result(self) -> Result:
+        members = self._reports.members
         # Of ranks on other hosts it is known only by what they do.
         has_started = bool(
-            self._processes.pids()
-            or self._members is not None
-            or self._words.endings
-            or self._output.has_taken
+            self._processes.pids() or members is not None or self._words.endings or self._output.has_taken
         )
         if self._signal is not None:
             return Result(128 + self._signal, signal=self._signal, has_started=has_started)
@@ -431,13 +341,13 @@ class Attempt:
         if self._elastic:
             # mpiexec was told of no failure, and may have been ended when no rank was left.
             own = self._processes.statuses.values()
-            has_ended_well = 0 in own if self._members is None else self._members.has_ended_well
-            if self._is_local or self._members is not None:
+            has_ended_well = 0 in own if members is None else members.has_ended_well
+            if self._is_local or members is not None:
                 if has_ended_well:
                     return Result(0)
                 status = status or 1
         culprit = find_culprit(
-            status, self._processes, self._members, self._words.endings, self._output, is_local=self._is_local
+            status, self._processes, members, self._words.endings, self._output, is_local=self._is_local
         )
         if culprit is None:
             return Result(status, has_started=has_started)
