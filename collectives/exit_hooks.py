@@ -43,6 +43,7 @@ class ExitHooks:
         self._goodbye = goodbye
         self._pid = os.getpid()
         self._has_failed = False
+        self._status = 1
         self._old_hook = sys.excepthook
         self._old_exit = sys.exit
         sys.excepthook = self._on_exception
@@ -85,6 +86,7 @@ class ExitHooks:
         ):
             return
         self._has_failed = True
+        self._status = status if isinstance(status, int) else 1
         text = f"it ended with status {status}" if isinstance(status, int) else f"it ended with: {status}"
         self._publish(text, None)
 
@@ -94,7 +96,7 @@ class ExitHooks:
         if not self._has_failed:
             self._goodbye()
         elif _mpi_is_running() and _only_signals_are_noticed():
-            _end(1)
+            _end(self._status)
 
 
 class _ObservedExit(SystemExit):
@@ -146,9 +148,12 @@ def _end(status: int) -> NoReturn:
 
 
 def _only_signals_are_noticed() -> bool:
-    # Open MPI's mpiexec --with-ft ulfm tells the others of a process that ends by a signal or with status 0. With another
-    # status it tells nobody, and never ends itself. Our launcher has a shell between them, which ends well.
-    return bool(os.environ.get(_ULFM)) and not os.environ.get("XPDISTRIBUTE_HUB")
+    """Whether the others learn of this process's end only if a signal ends it."""
+    # Open MPI's mpiexec --with-ft ulfm tells them of a process that ends by a signal or with status 0; of one with another
+    # status it tells nobody. Our launcher has a shell between the two. Without it rank 0 hosts the hub: nobody goes on without
+    # that one, and its status has to be mpiexec's.
+    has_launcher = bool(os.environ.get("XPDISTRIBUTE_HUB"))
+    return bool(os.environ.get(_ULFM)) and not has_launcher and os.environ.get("OMPI_COMM_WORLD_RANK") != "0"
 
 
 def _mpi_is_running() -> bool:

@@ -175,12 +175,8 @@ class AgreeingLink(Link):
 
     def _lose(self, error: Exception) -> NoReturn:
         """This process's part has failed: if that is for a loss, see to it that all fail with it."""
-        is_told = isinstance(error, (CollectiveTimeoutError, CollectiveMismatchError))
-        if isinstance(error, PeerFailedError):
-            is_told = error.process >= 0 and error.process not in self._watch.gone
-        if is_told:
+        if isinstance(error, (CollectiveTimeoutError, CollectiveMismatchError)):
             # Everybody learns of it by way of the hub, and nobody goes on.
-            assert isinstance(error, CollectiveError)
             self._broken = error
             raise error
         # The others may wait for this process's messages; and no message may come later than the agreement.
@@ -232,11 +228,14 @@ class AgreeingLink(Link):
     def _raise_lost(self, error: Exception | None) -> NoReturn:
         """Raise what the hub says of the first that is gone; it says so to all in the same order."""
         deadline = time.monotonic() + _TO_BE_TOLD
-        while not self._watch.gone and time.monotonic() < deadline:
+        while not self._watch.gone and not self._watch.left and time.monotonic() < deadline:
             failure = self._watch.failure
             if isinstance(failure, CollectiveError) and not isinstance(failure, PeerFailedError):
                 self._break(failure)
             time.sleep(0.001)
+        if self._watch.left:
+            # Nobody goes on without those that have ended too early. Others may have failed for that already.
+            self._break(self._watch.ended(min(self._watch.left)))
         if not self._watch.gone and error is not None and not isinstance(error, self._mpi.Exception):
             self._broken = error if isinstance(error, CollectiveError) else CollectiveError(str(error))
             raise error

@@ -74,7 +74,11 @@ until = time.monotonic() + seconds
 steps, is_over, slowest = 0, False, 0.0
 while not is_over:
     batch = next(it)
+    if steps == 30 and deed == "all raise":
+        raise ValueError("no coffee anywhere")
     if steps == 30 and rank == 1:
+        if deed == "leaves":
+            sys.exit()
         if deed == "raises":
             raise ValueError("out of coffee")
         if deed == "exits":
@@ -269,6 +273,20 @@ def test_a_rank_that_fails_is_gone_for_the_others(launch: Launch, deed: str, *, 
     job = launch(deed=deed, under_launcher=under_launcher)
     assert [end["rank"] for end in job.finish()] == [0, 2, 3]
     assert ("out of coffee" in job.log()) == (deed == "raises")
+
+
+@pytest.mark.parametrize(
+    ("deed", "words"),
+    [("all raise", "no coffee anywhere"), ("leaves", "has ended its program, and others wait")],
+)
+@pytest.mark.parametrize("under_launcher", [True, False])
+def test_a_job_that_nobody_goes_on_with_has_failed(
+    launch: Launch, deed: str, words: str, *, under_launcher: bool
+) -> None:
+    job = launch(deed=deed, under_launcher=under_launcher)
+    assert job.wait(20) == 1
+    assert words in job.log()
+    assert not job.all("end")
 
 
 def test_a_rank_may_be_lost_while_variables_are_made(launch: Launch) -> None:
