@@ -1,0 +1,184 @@
+"""Processes that are killed in the middle of collectives: the others all have the same number of results, and the same error."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collectives import CollectiveMismatchError, PeerFailedError, ReduceOp
+from collectives.backends import make_link
+from collectives.calls import Call
+from collectives.channel import Channel
+from collectives.link import Link
+from collectives.mpi.library import world
+from tests.collectives.mpi.contract import connect
+from tests.mpi_runner import finish_ranks
+
+TIMEOUT = 15.0
+
+
+def link_between_hosts(channel: Channel, hosts: list[str]) -> Link:
+    return make_link(channel, "auto", [1] * len(hosts), hosts, f"link {channel.epoch}", TIMEOUT)
+
+
+def one_host_each() -> tuple[Channel, Link]:
+    channel = connect(world())
+    return channel, link_between_hosts(channel, [f"host{number}" for number in range(world().size)])
+
+
+def be_killed_after(seconds: float) -> None:
+    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+
+def end(channel: Channel, story: Any) -> None:
+    print(json.dumps(story), flush=True)  # noqa: T201  # read by the test
+    channel.regroup(None, False, TIMEOUT)  # rank 0 has the hub: it ends when all are done
+    channel.goodbye()
+    time.sleep(0.2 * (channel.process == 0))
+    os._exit(0)
+
+
+def stories(num_ranks: int, function: Callable[[], None], *arguments: str) -> list[Any]:
+    """What the ranks that were left have told, by rank."""
+    run = finish_ranks(num_ranks, function, arguments=arguments, options=("--with-ft", "ulfm"), timeout=30)
+    assert run.returncode == 0, str(run)
+    assert not any("Traceback" in errors for errors in run.errors), str(run)
+    return [json.loads(output) for output in run.outputs if output]
+
+
+# ------------------------------------------------------------------------- dying in a collective
+
+
+def fold_until_some_are_gone() -> None:
+    seed, elements, per_host = (int(one) for one in sys.argv[1:])
+    rank, size = world().rank, world().size
+    own = f"host{rank // per_host}"
+    channel = connect(world())
+    link = link_between_hosts(channel, [f"host{number // per_host}" for number in range(size)])
+    rng = random.Random(seed)
+    victims = rng.sample(range(1, size), rng.choice([1, 2]))
+    if rank in victims:
+        be_killed_after(random.Random(seed + rank).uniform(0.0, 0.15))
+    call, num_results, story = Call("sum", (elements,)), 0, []
+    ones, sums = np.ones(elements), np.zeros(elements)
+    while len(link.counts) > size - len(victims):
+        try:
+            link.fold(call, ReduceOp.SUM, [[ones]], [[sums]])
+            assert (sums == link.size).all()
+            num_results += 1
+            sums[:] = 0
+        except PeerFailedError as error:
+            story.append([num_results, error.process, str(error)])
+            regrouped = False
+            while not regrouped:
+                channel.regroup(None, False, TIMEOUT)
+                try:
+                    link = link_between_hosts(channel, channel.gather("hosts", own, TIMEOUT))
+                    regrouped = True
+                except PeerFailedError:
+                    continue  # another one is gone meanwhile
+    sums[:] = 0
+    time.sleep(0.02)
+    assert (sums == 0).all()  # nothing comes late
+    end(channel, story)
+
+
+@pytest.mark.parametrize(
+    ("elements", "per_host"),
+    [(10, 2), (100_000, 2), (100_000, 1)],
+    ids=["small", "chain_of_hosts", "mpi_alone"],
+)
+def test_all_that_are_left_have_the_same_results_and_errors(elements: int, per_host: int) -> None:
+    seed = random.randrange(1 << 30)
+    print("seed", seed)  # noqa: T201  # shown where it fails
+    told = stories(4, fold_until_some_are_gone, str(seed), str(elements), str(per_host))
+    assert len(told) in (2, 3)
+    assert told[0]
+    assert told.count(told[0]) == len(told)
+    assert all("died" in text for _, _, text in told[0])
+
+
+# -------------------------------------------------------------------- dying elsewhere, and disagreeing
+
+
+def receive_from_one_who_is_gone() -> None:
+    channel, link = one_host_each()
+    rank, story = world().rank, ""
+    if rank == 2:
+        link.send(2, np.arange(3), 0, 0)
+        link.barrier(Call("barrier"))
+        be_killed_after(0.0)
+        time.sleep(10)
+    link.barrier(Call("barrier"))
+    try:
+        if rank == 0:
+            assert link.receive(0, 2, 0).tolist() == [0, 1, 2]
+            link.receive(0, 2, 0)
+        else:
+            link.barrier(Call("another barrier"))
+    except PeerFailedError as error:
+        story = str(error)
+    try:
+        link.barrier(Call("barrier"))
+        again = ""
+    except PeerFailedError as error:
+        again = str(error)
+    end(channel, [story, again])
+
+
+def test_who_waits_for_a_message_raises_what_those_in_a_collective_raise() -> None:
+    told = stories(3, receive_from_one_who_is_gone)
+    assert len(told) == 2
+    assert told[0] == told[1]
+    story, again = told[0]
+    assert story.startswith("process 2 of 3 (pid ")
+    assert again == story
+
+
+def call_different_things() -> None:
+    channel, link = one_host_each()
+    story = ""
+    try:
+        link.barrier(Call(f"call of {world().rank}"))
+    except CollectiveMismatchError as error:
+        story = str(error)
+    link.barrier(Call("barrier"))
+    end(channel, story)
+
+
+def test_a_mismatch_is_told_to_all_and_the_link_stays_usable() -> None:
+    told = stories(3, call_different_things)
+    assert len(told) == 3
+    assert told[0] == told[1] == told[2]
+    assert "process 0 calls call of 0; process 1 calls call of 1" in told[0]
+
+
+def raise_while_using() -> None:
+    channel, link = one_host_each()
+    own = np.full(4, world().rank, np.uint8)
+
+    def use(arrays: list[Any]) -> int:
+        if world().rank == 1:
+            raise ZeroDivisionError("in use")
+        return int(sum(array[0] for array in arrays))
+
+    try:
+        story: Any = link.all_gather(Call("gather"), [own], use)
+    except ZeroDivisionError as error:
+        story = str(error)
+    link.barrier(Call("barrier"))
+    end(channel, story)
+
+
+def test_what_the_caller_raises_is_his_alone() -> None:
+    assert stories(2, raise_while_using) == [1, "in use"]
