@@ -76,3 +76,11 @@ def not_common(error: E) -> E:
 def is_common(error: BaseException) -> bool:
     """Whether every process raises it at the same call."""
     return bool(error.__dict__.get("_xpdistribute_common"))
+
+
+def in_words(error: BaseException) -> str:
+    """The type and the text of an error, as its traceback ends; also of one whose ``str`` raises."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001  # a user's own class; what is being reported matters more than its text
+        return f"{type(error).__name__}: <exception str() failed>"

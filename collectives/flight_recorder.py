@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 from collectives.calls import Call
+from collectives.errors import in_words
 
 ENVIRONMENT = "XPDISTRIBUTE_FLIGHT_RECORDER"
 CAPACITY = 100
@@ -196,7 +197,7 @@ class FlightRecorder:
             "format": "xpdistribute flight recorder 1",
             "process_id": os.getpid(),
             "written": _utc(time.time_ns()),
-            "failure": None if failure is None else f"{type(failure).__name__}: {failure}",
+            "failure": None if failure is None else in_words(failure),
             "calls": {
                 f"{self.noun} {member}": [_call_as_json(call, epoch) for call in self.calls(member)]
                 for member in self.members

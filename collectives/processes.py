@@ -17,7 +17,7 @@ from collectives.channel import Channel
 from collectives.cluster_environment import ClusterPlace, find_place, tf_config_changed
 from collectives.clusters import TF_CONFIG, ClusterTask
 from collectives.communication_options import DEFAULT_TIMEOUT, CommunicationOptions
-from collectives.errors import CollectiveAbortedError, PeerFailedError
+from collectives.errors import CollectiveAbortedError, PeerFailedError, in_words
 from collectives.exit_hooks import followed
 from collectives.joining import connect
 from collectives.link import Link
@@ -106,7 +106,7 @@ class Processes:
         if self.channel is None:
             return
         text = "".join(traceback.format_exception(error)).rstrip()
-        last = f"{type(error).__name__}: {error}"
+        last = in_words(error)
         if not text.endswith(last):  # it has notes, and the last line is what the others name in their errors
             text += f"\n{last}"
         if link is not None and isinstance(error, Exception) and link.excuse(text, _TO_BE_EXCUSED):
@@ -116,7 +116,7 @@ class Processes:
         for link in list(self._all):
             link.fail(
                 CollectiveAbortedError(
-                    f"process {self.process}: a step failed in it before, with {error!r}, and the others have been told; need a new "
+                    f"process {self.process}: a step failed in it before, with {last}, and the others have been told; need a new "
                     "start of the job — xpdistribute run --max-restarts does it from the last checkpoint"
                 )
             )
@@ -195,6 +195,16 @@ class Processes:
                 if error.process not in channel.gone:
                     raise
                 admit = False
+
+    def forget_after_fork(self) -> None:
+        """In a forked child, which maps the memory and has the connections of its parent: keep it from taking the parent's part."""
+        for link in list(self._all):
+            link.fail(
+                CollectiveAbortedError(
+                    f"process {self.process}: this is a forked child of it, which is no process of the job; need its collectives called "
+                    "where the strategy was made — let the child compute only what needs no strategy, or start it by 'spawn'"
+                )
+            )
 
     def on_renewal(self, told: Callable[[], None], describe: Callable[[], list[str]]) -> None:
         """Call a method in every `regroup`, as long as its object exists.
@@ -283,6 +293,8 @@ def _join(timeout: float, task: ClusterTask | None) -> Processes:
 
 def _after_fork() -> None:
     global _joined, _joining
+    if _joined is not None:
+        _joined.forget_after_fork()
     _joined, _joining = None, threading.Lock()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from collectives.arrays import Array
 from collectives.calls import Call
-from collectives.errors import CollectiveTimeoutError
+from collectives.errors import CollectiveTimeoutError, in_words
 from collectives.processes import Processes
 from collectives.reduce_op import ReduceOp
 from collectives.renewable_link import RenewableLink
@@ -194,7 +194,7 @@ class Newcomers:
             try:
                 data = state.to_bytes(for_newcomer=True)
             except Exception as error:  # noqa: BLE001  # those that have the state go on, whatever is wrong with it
-                failure = f"{type(error).__name__}: {error}"
+                failure = in_words(error)
         told: list[Any] = link.gather_objects(_STATE, [(0 if data is None else len(data), failure)] * count)
         length, failure = told[root]
         if failure is not None:

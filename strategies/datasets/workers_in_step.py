@@ -15,7 +15,7 @@ from typing import Any, final
 import numpy as np
 
 from collectives.calls import Call
-from collectives.errors import CollectiveAbortedError, common
+from collectives.errors import CollectiveAbortedError, common, in_words
 from collectives.link import Link
 from collectives.reduce_op import ReduceOp
 from strategies.datasets.elements import Element, flatten, unflatten
@@ -155,7 +155,7 @@ class _InStep(Stage):
         return [told[start] for start in self.link.starts[:-1]]
 
     def _raise(self, own: Exception | None) -> None:
-        texts = self._told("that failed", None if own is None else f"{type(own).__name__}: {own}")
+        texts = self._told("that failed", None if own is None else in_words(own))
         if own is not None:
             raise common(own)
         worker = next(number for number, text in enumerate(texts) if text is not None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -205,6 +206,63 @@ def test_a_failed_step_that_all_catch_leaves_the_strategy_usable() -> None:
         assert s.reduce("SUM", 1.0, None) == 3
 
     run_in_job(3, body)
+
+
+@pytest.mark.parametrize("where", ["step", "dataset"])
+def test_an_exception_whose_text_raises_is_raised_as_itself_and_named_in_the_others(where: str) -> None:
+    class TextlessError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+        __repr__ = __str__
+
+    def body() -> str:
+        s = xd.MultiWorkerMirroredStrategy()
+
+        def rows() -> Iterator[int]:
+            if where == "dataset" and s.worker_id == 1:
+                raise TextlessError
+            yield 1
+
+        def step(row: Any) -> None:
+            if s.worker_id == 1:
+                raise TextlessError
+            xd.all_reduce("SUM", row)
+
+        def train() -> None:
+            for batch in s.distribute_datasets_from_function(lambda _: xd.from_generator(rows)):
+                s.run(step, (batch,))
+
+        with pytest.raises(TextlessError if s.worker_id == 1 else xd.CollectiveError) as caught:
+            train()
+        return "" if s.worker_id == 1 else str(caught.value)
+
+    assert "TextlessError: <exception str() failed>" in run_in_job(2, body)[0]
+
+
+def test_a_forked_child_takes_no_part_in_the_collectives_of_its_parent() -> None:
+    def body() -> tuple[list[float], str]:
+        s = xd.MultiWorkerMirroredStrategy()
+        assert s.reduce("SUM", 1.0, None) == 2
+        answer, told = os.pipe()
+        child = os.fork() if s.worker_id == 1 else -1
+        if child == 0:
+            try:
+                text = f"joined in {s.reduce('SUM', 1000.0, None)}"
+            except xd.CollectiveError as error:
+                text = str(error)
+            os.write(told, text.encode())
+            os._exit(0)
+        os.close(told)
+        with open(answer, "rb") as pipe:
+            text = pipe.read().decode()
+        if child > 0:
+            os.waitpid(child, 0)
+        return [float(s.reduce("SUM", 1.0, None)) for _ in range(2)], text
+
+    (sums, _), (same, text) = run_in_job(2, body)
+    assert sums == same == [2.0, 2.0]
+    assert re.search("process 1: .*forked child", text), text
 
 
 def test_an_exception_outside_of_steps_reaches_the_others_too() -> None:
