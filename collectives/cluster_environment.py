@@ -334,6 +334,10 @@ def _read(
     where = f"{variables.kind.value}: looked at {', '.join((*variables.process, *variables.num_processes))}"
     process_name, process = _number(variables.process, environ, where)
     size_name, size = _number(variables.num_processes, environ, where)
+    if size_name is None and process_name is None and hub is not None:
+        raise ValueError(
+            f"{HUB}: got {hub!r}, and neither {SIZE} nor {RANK} is set; need all three — {_ADVICE} ({where})"
+        )
     if size_name is None or size is None:
         raise ValueError(
             f"{process_name}: got {process}, and {' and '.join(variables.num_processes)} {_is_not(variables.num_processes)} set; need "

@@ -112,8 +112,8 @@ def _own_components(link: Link, value: Any, where: str) -> Sequence[Any]:
     if components is None:
         if num_local > 1:
             raise ValueError(
-                f"{where}: got {type(value).__name__}, one value for this process's {num_local} replicas; need a PerReplica, as "
-                "strategy.run returns"
+                f"{where}: got {type(value).__name__}, one value for this process's {num_local} replicas; need a PerReplica — run gives "
+                "one and the same object as itself if all replicas return it: return an array of each, such as np.array(...)"
             )
         return (value,)
     if len(components) != num_local:
