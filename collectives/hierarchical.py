@@ -37,6 +37,7 @@ class HierarchicalCommunicator(Communicator):
         self._rendezvous = rendezvous
         self._link = link
         self._memory = RecycledMemory()
+        self._last: tuple[Any, ...] = (None, None, None, None, None)
         self._is_alone = rendezvous.size == 1
 
     @classmethod
@@ -74,6 +75,8 @@ class HierarchicalCommunicator(Communicator):
     def _all_reduce(
         self, arrays: list[Array], op: ReduceOp, outs: Sequence[Array] | None, name: str | None
     ) -> list[Array]:
+        if len(arrays) == 1 and name is None:
+            return [self._all_reduce_one(arrays[0], op, None if outs is None else outs[0])]
         detail: list[Any] = [op]
         sources, targets, results = [], [], []
         for index, array in enumerate(arrays):
@@ -89,6 +92,23 @@ class HierarchicalCommunicator(Communicator):
         for result, target in zip(results, targets, strict=True):
             copy_back(target, result)
         return results
+
+    def _all_reduce_one(self, array: Array, op: ReduceOp, out: Array | None) -> Array:
+        """The most frequent case, mostly of the same kind again and again: its call is made once."""
+        source, result, target = flat_operands(array, op, out, self._memory)
+        shape, dtype, into = array.shape, array.dtype, result.dtype
+        last = self._last
+        if last[1] is op and last[2] == shape and last[3] is dtype and last[4] is into:
+            call = last[0]
+        else:
+            detail: list[Any] = [op, (dtype, shape)]
+            if into != op.result_dtype(dtype):
+                detail.append(f"into {into}")
+            call = Call("all_reduce", tuple(detail))
+            self._last = (call, op, shape, dtype, into)
+        self._fold(call, op, [source], [target])
+        copy_back(target, result)
+        return result
 
     def _reduce(self, array: Array, op: ReduceOp, root: int, out: Array | None) -> Array | None:
         call = Call("reduce", (op, (array.dtype, array.shape), f"root {root}"))

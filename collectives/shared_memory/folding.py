@@ -56,13 +56,17 @@ class Folding:
         self._lending = lending
         self._own = own
         self._kinds: dict[Call, _Small | _Large] = {}
+        self._last_call: Call | None = None
+        self._last_kind: _Small | _Large | None = None
         self._num_placings = 0
 
     def fold(self, call: Call, op: ReduceOp, sources: Rows, targets: Rows) -> None:
         """As `Link.fold`."""
-        kind = self._kinds.get(call)
+        # Told apart by identity first: the hash of a call takes as long as a small reduction.
+        kind = self._last_kind if call is self._last_call else self._kinds.get(call)
         if kind is None:
             kind = self._learn(call, sources[0])
+        self._last_call, self._last_kind = call, kind
         if type(kind) is _Small:
             self._fold_small(kind, call, op, sources, targets)
         else:
@@ -72,6 +76,7 @@ class Folding:
     def close(self) -> None:
         """Forget everything."""
         self._kinds.clear()
+        self._last_call = self._last_kind = None
 
     def _learn(self, call: Call, columns: Sequence[Array]) -> _Small | _Large:
         if len(self._kinds) >= _MANY:

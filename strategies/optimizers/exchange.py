@@ -27,7 +27,7 @@ _KINDS = " where gradients are "
 
 @final
 class Exchange:
-    """What one process does to bring its replicas' gradients together with those of the others.
+    """What one process does to bring its replicas' gradients together with those of the others, for one group of variables.
 
     Args:
         link: to the other processes.
@@ -37,6 +37,8 @@ class Exchange:
     def __init__(self, link: Link, op: ReduceOp) -> None:
         self._link = link
         self._op = op
+        # The plan keeps its id its own.
+        self._calls: dict[tuple[int, str], tuple[Call, Plan]] = {}
 
     def bring_together(
         self, group: VariableGroup, contributions: Sequence[Contribution]
@@ -101,8 +103,11 @@ class Exchange:
             for contribution in contributions
         ]
         if plan.segments:
-            shapes = tuple((row.dtype, row.shape) for row in rows[0])
-            self._link.fold(_call(group, kind, (self._op, *shapes)), self._op, rows, rows[:1])
+            known = self._calls.get((id(plan), kind))
+            if known is None:
+                shapes = tuple((row.dtype, row.shape) for row in rows[0])
+                known = self._calls[id(plan), kind] = (_call(group, kind, (self._op, *shapes)), plan)
+            self._link.fold(known[0], self._op, rows, rows[:1])
         sparse = {}
         for position in plan.sparse:
             parts = [contribution.rows[position] for contribution in contributions]

@@ -137,12 +137,14 @@ class Segment:
             lent: of this segment.
             replica: whose.
         """
-        packed, gradients = self.packed(replica), self.state.gradients[replica]
         if isinstance(lent, SideBySide):
+            packed = self.packed(replica)
             np.copyto(packed, lent.joined())
-        elif np.may_share_memory(lent, packed) or (np.may_share_memory(lent, gradients) and self.is_large):
+            return packed
+        if self.is_large and np.may_share_memory(lent, self.state.gradients[replica]):
             return lent
-        else:
+        packed = self.packed(replica)
+        if not np.may_share_memory(lent, packed):
             np.copyto(packed, lent)
         return packed
 

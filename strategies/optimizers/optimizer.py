@@ -107,6 +107,7 @@ class Optimizer:
         self._undecayed: set[int] = set()
         self._known: dict[int, Variable] = {}
         self._groups: dict[tuple[int, ...], VariableGroup] = {}
+        self._exchanges: dict[VariableGroup, Exchange] = {}
         # The second and third keep the ids in the key their own.
         self._handed: dict[tuple[int, int], tuple[Array, Variable, object]] = {}
         self._mutex = ForkSafeLock()
@@ -281,7 +282,9 @@ class Optimizer:
             plan = group.plan(contribution.sparse)
             contribution.pack(plan.segments, plan.sparse, group.variables, group.where)
         if replica is not None and group.link is not None:
-            exchange = Exchange(group.link, self._settings.op)
+            exchange = self._exchanges.get(group)
+            if exchange is None:
+                exchange = self._exchanges[group] = Exchange(group.link, self._settings.op)
 
             def conclude_across(contributions: list[Contribution]) -> list[bool]:
                 is_made = self._update_across(group, exchange, contributions, loss_scale)
