@@ -17,7 +17,7 @@ from collectives.channel import Channel
 from collectives.cluster_environment import ClusterPlace, find_place, tf_config_changed
 from collectives.clusters import TF_CONFIG, ClusterTask
 from collectives.communication_options import DEFAULT_TIMEOUT, CommunicationOptions
-from collectives.errors import CollectiveAbortedError, PeerFailedError, in_words
+from collectives.errors import CollectiveAbortedError, PeerFailedError, common, in_words
 from collectives.exit_hooks import followed
 from collectives.joining import connect
 from collectives.link import Link
@@ -110,6 +110,7 @@ class Processes:
         if not text.endswith(last):  # it has notes, and the last line is what the others name in their errors
             text += f"\n{last}"
         if link is not None and isinstance(error, Exception) and link.excuse(text, _TO_BE_EXCUSED):
+            common(error)  # the others raise too, and all are at the same place
             return
         if self.channel.elastic and isinstance(error, PeerFailedError):
             return  # the job may go on; if not, the error ends this process, which is told then

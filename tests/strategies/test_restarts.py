@@ -178,7 +178,7 @@ def test_what_all_processes_raise_alike_they_survive_together(tmp_path: Path) ->
     assert run_in_job(2, run) == [(2, 4)] * 2
 
 
-def test_what_one_process_raises_alone_ends_all(tmp_path: Path) -> None:
+def test_a_step_that_fails_in_one_process_is_tried_again_by_all(tmp_path: Path) -> None:
     def run() -> tuple[str, int]:
         s = strategy_of(1)
         with s.scope():
@@ -206,10 +206,39 @@ def test_what_one_process_raises_alone_ends_all(tmp_path: Path) -> None:
         return "", calls
 
     told = run_in_job(2, run)
-    assert [calls for _, calls in told] == [1, 1]
+    assert [calls for _, calls in told] == [4, 4]
     assert "ValueError only here" in told[1][0]
     assert "PeerFailedError" in told[0][0]
-    assert all("xpdistribute run --max-restarts" in text for text, _ in told)
+    assert all("restarted 3 times already" in text for text, _ in told)
+
+
+def test_what_one_process_raises_alone_outside_of_steps_is_not_tried_again(tmp_path: Path) -> None:
+    def run() -> tuple[str, int]:
+        s = strategy_of(1)
+        with s.scope():
+            v = xd.Variable(0.0, aggregation="SUM")
+        manager = xd.CheckpointManager(xd.Checkpoint(v=v), tmp_path)
+        calls = 0
+
+        def train(latest: str | None) -> None:
+            nonlocal calls
+            del latest
+            calls += 1
+            manager.save()
+            s.run(lambda: v.assign_add(1.0))
+            if s.worker_id:
+                raise ValueError("only here")
+
+        try:
+            xd.run_with_restarts(train, manager)
+        except Exception as error:  # noqa: BLE001  # compared below
+            return f"{type(error).__name__} {error} {error.__notes__}", calls
+        return "", calls
+
+    told = run_in_job(2, run)
+    assert told[0] == ("", 1)
+    assert told[1][1] == 1
+    assert "xpdistribute run --max-restarts" in told[1][0]
 
 
 _TRAIN = """
