@@ -27,6 +27,13 @@ _TELL_AFTER, _LONGEST = 30.0, 24 * 3600.0
 """Seconds that a process that has ended waits for the others until it says so, and at most."""
 
 
+class Outgoing(Protocol):
+    """What may still be sending."""
+
+    def close(self, timeout: float) -> None:
+        """Wait until what was sent has been received, or until the timeout."""
+
+
 class Ending(Protocol):
     """What is to be ended before MPI is."""
 
@@ -41,6 +48,9 @@ class Ending(Protocol):
 _loading = threading.Lock()
 _module: Any = None
 _is_ours = False
+_TO_SEND = 30.0
+"""Seconds that a process which ends waits until what it has sent is received."""
+_outgoing: set[Outgoing] = set()
 _links: weakref.WeakSet[Any] = weakref.WeakSet()
 _failed = _leaves_alone = False
 _kept: dict[int, object] = {}
@@ -90,6 +100,16 @@ def world() -> Any:
 def track(link: Ending) -> None:
     """Close a link when the process ends, if it is still there."""
     _links.add(link)
+
+
+def keep_until_sent(outgoing: Outgoing) -> None:
+    """Have something that still sends finish before MPI ends, also if nothing else refers to it any more."""
+    _outgoing.add(outgoing)
+
+
+def has_sent(outgoing: Outgoing) -> None:
+    """It sends nothing any more."""
+    _outgoing.discard(outgoing)
 
 
 def set_failed() -> None:
@@ -168,6 +188,8 @@ def _at_exit() -> None:
     links = list(_links)
     for link in links:
         link.close()
+    for outgoing in list(_outgoing):
+        outgoing.close(_TO_SEND)
     if _meet_others(module, links):
         module.Finalize()
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from collectives.arrays import Array
 from collectives.mpi.chunks import MESSAGE_BYTES, plan_chunks
+from collectives.mpi.library import has_sent, keep_until_sent
 from collectives.mpi.waiting import Look, UnderWay, have_ended, wait_until
 
 _WITH_ANNOUNCEMENT = 2048
@@ -77,6 +78,7 @@ class Mailbox:
             self._under_way.append((requests, (announcement, data)))
             if self._courier is None:
                 self._courier = threading.Thread(target=self._carry, name="mpi-courier", daemon=True)
+                keep_until_sent(self)
                 self._courier.start()
 
     def receive(self, process: int, member: int, peer: int, tag: int, look: Look) -> Array:
@@ -131,6 +133,7 @@ class Mailbox:
                 self._under_way = [sent for sent in self._under_way if not self._is_over(sent[0])]
                 if not self._under_way or self._closing:
                     self._courier = None
+                    has_sent(self)
                     return
             time.sleep(_NAP)
 
