@@ -15,7 +15,7 @@ import numpy as np
 
 from collectives.arrays import Array, describe
 from collectives.communicator import Communicator
-from collectives.operands import apart_from, copy_back, flat_operands
+from collectives.operands import all_operands, apart_from, copy_back, flat_operands
 from collectives.recycled_memory import RecycledMemory
 from collectives.reduce_op import ReduceOp
 from collectives.reduction import Fold, fold
@@ -79,18 +79,8 @@ class InProcessCommunicator(Communicator):
     def _all_reduce(
         self, arrays: list[Array], op: ReduceOp, outs: Sequence[Array] | None, name: str | None
     ) -> list[Array]:
-        detail: list[Any] = [op]
-        sources, targets, results = [], [], []
-        for index, array in enumerate(arrays):
-            out = None if outs is None else outs[index]
-            source, result, target = flat_operands(array, op, out, self._memory)
-            sources.append(source)
-            targets.append(target)
-            results.append(result)
-            detail.append((array.dtype, array.shape))
-            if result.dtype != op.result_dtype(array.dtype):
-                detail.append(f"into {result.dtype}")
-        self._fold(Call("all_reduce", tuple(detail), name), op, sources, targets)
+        detail, sources, results, targets = all_operands(arrays, op, outs, self._memory)
+        self._fold(Call("all_reduce", detail, name), op, sources, targets)
         for result, target in zip(results, targets, strict=True):
             copy_back(target, result)
         return results

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from collectives.arrays import Array
@@ -31,6 +34,30 @@ def flat_operands(
         source = source.copy()
     target = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
     return source, out, target.reshape(-1)
+
+
+def all_operands(
+    arrays: Sequence[Array], op: ReduceOp, outs: Sequence[Array] | None, memory: RecycledMemory
+) -> tuple[tuple[Any, ...], list[Array], list[Array], list[Array]]:
+    """What must agree between the ranks, then sources, results and targets, as of `flat_operands`, of several arrays.
+
+    Args:
+        arrays: any layouts.
+        op: how they are reduced.
+        outs: where the results are wanted; None takes new memory.
+        memory: which gives that.
+    """
+    detail: list[Any] = [op]
+    sources, results, targets = [], [], []
+    for index, array in enumerate(arrays):
+        source, result, target = flat_operands(array, op, None if outs is None else outs[index], memory)
+        sources.append(source)
+        results.append(result)
+        targets.append(target)
+        detail.append((array.dtype, array.shape))
+        if result.dtype != op.result_dtype(array.dtype):
+            detail.append(f"into {result.dtype}")
+    return tuple(detail), sources, results, targets
 
 
 def copy_back(target: Array, result: Array) -> None:

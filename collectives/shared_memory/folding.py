@@ -21,9 +21,7 @@ from collectives.reduction import CHUNK_BYTES, Fold, fold
 from collectives.shared_memory.lending import Lending
 from collectives.shared_memory.meeting import BODY_BYTES, NUMBER, Meeting
 from collectives.shared_memory.segments import NOWHERE, OwnSegments
-
-PIECE_BYTES = 1 << 20
-"""Of each array that is copied by way of shared memory."""
+from collectives.shared_memory.staging import Staging
 
 _MANY = 256
 """Kinds of calls, and places of arrays, that are remembered."""
@@ -156,7 +154,7 @@ class Folding:
         if placing.number:
             body[: placing.words.nbytes] = placing.words
         else:
-            staging = _Staging(self._process, self._counts, op, sources, targets)
+            staging = Staging(self._process, self._counts, op, sources, targets)
             self._bring_box(staging, turn)
         meeting.my_heads[turn][NUMBER] = placing.number
         meeting.come(turn, kind.digest)
@@ -174,7 +172,7 @@ class Folding:
             return
         # Somebody copies, so all do; where the pieces are is told in a phase of its own, as some have told something else.
         if staging is None:
-            staging = _Staging(self._process, self._counts, op, sources, targets)
+            staging = Staging(self._process, self._counts, op, sources, targets)
         turn = meeting.next_turn()
         self._bring_box(staging, turn)
         meeting.meet()
@@ -205,7 +203,7 @@ class Folding:
         kind.placings[addresses] = placing
         return placing
 
-    def _bring_box(self, staging: _Staging, turn: int) -> None:
+    def _bring_box(self, staging: Staging, turn: int) -> None:
         place = self._lending.locate(self._lending.box(staging.num_bytes))
         self._meeting.my_bodies[turn][: 8 * _PLACE].view(np.int64)[:] = place
 
@@ -370,67 +368,6 @@ class _Plan:
             piece.run(op)
 
 
-@final
-class _Staging:
-    """A reduction of arrays that don't lie in shared memory: each piece is copied in, reduced, and copied out.
-
-    Args:
-        process: which one.
-        counts: how many members each process hosts.
-        op: how to reduce.
-        sources: as in `Link.fold`.
-        targets: likewise.
-    """
-
-    def __init__(
-        self, process: int, counts: Sequence[int], op: ReduceOp, sources: Rows, targets: Rows
-    ) -> None:
-        self._process = process
-        self._counts = counts
-        self._op = op
-        self._sources = sources
-        self._targets = targets
-        self._results = [op.result_dtype(column.dtype) for column in sources[0]]
-        widths = [max(c.itemsize, r.itemsize) for c, r in zip(sources[0], self._results, strict=True)]
-        self._lengths = [max(1, PIECE_BYTES // width) for width in widths]
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory for pieces: a row for each of this process's members, then one for its part of the results."""
-        return (len(self._sources) + 1) * PIECE_BYTES
-
-    def run(self, meeting: Meeting, boxes: Sequence[Array]) -> None:
-        """Reduce everything.
-
-        Args:
-            meeting: where the processes meet between copying and reducing.
-            boxes: by process, its memory for pieces.
-        """
-        process, num_processes = self._process, len(self._counts)
-        own = boxes[process]
-        for column, first in enumerate(self._sources[0]):
-            dtype, result, length = first.dtype, self._results[column], self._lengths[column]
-            for at in range(0, first.size, length):
-                stop = min(at + length, first.size)
-                num = stop - at
-                for number, row in enumerate(self._sources):
-                    np.copyto(_part(own, number, dtype, 0, num), row[column][at:stop])
-                meeting.meet()
-                start, end = num * process // num_processes, num * (process + 1) // num_processes
-                rows = [
-                    _part(box, number, dtype, start, end)
-                    for box, count in zip(boxes, self._counts, strict=True)
-                    for number in range(count)
-                ]
-                fold(self._op, rows, [_part(own, len(self._sources), result, start, end)])
-                meeting.meet()
-                for other, (box, count) in enumerate(zip(boxes, self._counts, strict=True)):
-                    start, end = num * other // num_processes, num * (other + 1) // num_processes
-                    total = _part(box, count, result, start, end)
-                    for target in self._targets:
-                        _put(target[column][at + start : at + end], total)
-
-
 def _shares(
     lengths: Sequence[int], dtypes: Sequence[np.dtype[Any]], process: int, num_processes: int
 ) -> list[tuple[int, int]]:
@@ -453,17 +390,3 @@ def _element(byte: int, length: int, dtype: np.dtype[Any]) -> int:
     unit = max(1, 64 // dtype.itemsize)
     element = -(-byte // dtype.itemsize)
     return min(length, -(-element // unit) * unit)
-
-
-def _part(box: Array, row: int, dtype: np.dtype[Any], start: int, stop: int) -> Array:
-    base = row * PIECE_BYTES
-    part: Array = box[base + start * dtype.itemsize : base + stop * dtype.itemsize].view(dtype)
-    return part
-
-
-def _put(target: Array, total: Array) -> None:
-    """Copy a result to where it is wanted, which may be narrower."""
-    if target.dtype == total.dtype:
-        np.copyto(target, total)
-    else:
-        Fold(ReduceOp.MAX, [total], [target]).run()
