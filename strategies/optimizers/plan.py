@@ -133,7 +133,6 @@ class Plan:
         self._rule = settings.rule
         self._op = settings.op
         self._clipping = settings.clipping
-        self._num_replicas = num_replicas
         num_arrays = 2 * num_replicas + 2 * len(settings.rule.slots)
         num_bytes = sum((s.stop - s.start) * s.state.block.dtype.itemsize for s in segments)
         self.is_shared = num_replicas > 1 and num_arrays * num_bytes >= _SHARED_FROM
