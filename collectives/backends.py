@@ -119,7 +119,7 @@ def _over_hosts(
         numbers=own,
         name=name,
     )
-    return HostsLink(shared, between, hosts, watch=watch)
+    return HostsLink(shared, between, hosts, watch=watch, name=name)
 
 
 def _require_one_numbering(comm: Any, channel: Channel, why: str) -> None:

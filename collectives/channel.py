@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
+from collectives.descriptions import Describe, Descriptions
 from collectives.errors import (
     CollectiveAbortedError,
     CollectiveError,
@@ -54,14 +55,10 @@ class Channel:
         epoch: how often the job's make-up has changed.
         elastic: whether it can change.
         report: the last report of what hangs, None if there was none.
-        describe: called, in the channel's thread, when somebody wants to know what this process is doing. It says in a dict of JSON's
-            types ``seq`` and ``call`` (where it is in the order of the collectives), ``waiting`` (whether it waits in that
-            call) and ``recent`` (its last calls).
+        descriptions: asked, in the channel's thread, when somebody wants to know what this process is doing; links add themselves.
     """
 
-    def __init__(
-        self, connection: HubConnection, host: str, describe: Callable[[], Mapping[str, Any]]
-    ) -> None:
+    def __init__(self, connection: HubConnection, host: str, describe: Describe) -> None:
         welcome = connection.welcome
         self.failure: BaseException | None = None
         self.gone: Mapping[int, PeerFailedError] = {}
@@ -73,7 +70,7 @@ class Channel:
         self.epoch: int = welcome["epoch"]
         self.elastic: bool = welcome["elastic"]
         self.report: HangReport | None = None
-        self.describe = describe
+        self.descriptions = Descriptions(describe)
         self.host = host
         self.address = connection.address
         self._connection = connection
@@ -101,7 +98,7 @@ class Channel:
         size: int | None = None,
         join: bool = False,
         timeout: float = 300.0,
-        describe: Callable[[], Mapping[str, Any]] = dict,
+        describe: Describe = dict,
     ) -> Channel:
         """Connect to the hub, waiting for it if it is not there yet.
 
@@ -113,7 +110,7 @@ class Channel:
             size: how many processes this one believes the job to have; refused if it has another number.
             join: come as a newcomer, which gets its number by its first `regroup`.
             timeout: seconds to try for.
-            describe: as the attribute.
+            describe: says what this process is doing where no link does.
 
         Raises:
             ValueError: the address is none; or the number is taken, or out of range; or the job has another size.
@@ -213,7 +210,7 @@ class Channel:
 
         Args:
             kind: ``timeout`` or ``mismatch``.
-            about: what it is about, such as the link and the sequence number; who asks about the same later gets the same report.
+            about: what it is about, the link's name first, then such as the sequence number; who asks about the same later gets the same report.
             waited: seconds that this process has waited.
             timeout: seconds to wait for the report.
 
@@ -228,7 +225,7 @@ class Channel:
             if self.report is not None and self.report.kind == TIMEOUT:
                 return self.report  # nothing comes after that
             before = self.report
-        state = self._state()
+        state = self._state(about)
         self._send({"type": "report", "kind": kind, "about": about, "waited": float(waited), "state": state})
         deadline = time.monotonic() + timeout
         with self._changed:
@@ -372,7 +369,7 @@ class Channel:
         kind = message["type"]
         if kind == "state_wanted":
             with contextlib.suppress(CollectiveError):  # the loss of the hub, which is kept as the failure
-                self._send({"type": "state", "id": message["id"], "state": self._state()})
+                self._send({"type": "state", "id": message["id"], "state": self._state(message["about"])})
             return
         with self._changed:
             if kind in ("gathered", "gather_failed"):
@@ -455,9 +452,9 @@ class Channel:
                 self._closed = True
             self._changed.notify_all()
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self, about: str) -> dict[str, Any]:
         try:
-            state = dict(self.describe())
+            state = dict(self.descriptions.about(about))
             encode(state)
         except Exception as error:  # noqa: BLE001  # told in the report, in place of the description
             state = {"describe_failed": repr(error)}

@@ -9,6 +9,7 @@ CollectiveError(RuntimeError)
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -84,3 +85,10 @@ def in_words(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001  # a user's own class; what is being reported matters more than its text
         return f"{type(error).__name__}: <exception str() failed>"
+
+
+def told_in_full(error: BaseException) -> str:
+    """What the other processes are told of an error: its traceback, and in the last line the error, which they name in theirs."""
+    text = "".join(traceback.format_exception(error)).rstrip()
+    last = in_words(error)
+    return text if text.endswith(last) else f"{text}\n{last}"  # it has notes, which stand last

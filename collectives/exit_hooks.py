@@ -13,12 +13,11 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn, final
 
-from collectives.errors import PeerFailedError
+from collectives.errors import PeerFailedError, told_in_full
 
 _TO_BE_READ = 0.2
 """Seconds that mpiexec has to read what a failed process printed before it sees it end."""
@@ -30,8 +29,8 @@ _ULFM = "OMPI_MCA_mpi_ft_enable"
 class ExitHooks:
     """Watches the end of this program, from when it is made until `remove`.
 
-    A program that calls ``sys.exit`` with something else than 0 has failed; one that raises SystemExit itself can't be told from
-    one that ended well, as the interpreter shows its status to nobody.
+    A program that calls ``sys.exit`` with something else than 0 has failed; one that raises SystemExit itself can't be told here from
+    one that ended well, as the interpreter shows its status to nobody. Our launcher sees it, and tells the others.
 
     Args:
         publish: called with the last words of a program that fails, and the process whose failure it follows, if any.
@@ -66,7 +65,7 @@ class ExitHooks:
         ours = os.getpid() == self._pid and threading.current_thread() is threading.main_thread()
         if ours and not self._has_failed:
             self._has_failed = True
-            self._publish("".join(traceback.format_exception(kind, error, trace)), followed(error))
+            self._publish(told_in_full(error), followed(error))
         try:
             self._old_hook(kind, error, trace)
         finally:

@@ -46,6 +46,7 @@ class HostsLink(Link):
         between: between all processes.
         hosts: by process, what its host is called.
         watch: what is known of the other processes.
+        name: what the link is called in reports: as the two that it is made of.
         round_bytes: of an array, what is lent inside the hosts at once.
         piece_bytes: what one process passes on at once.
 
@@ -60,6 +61,7 @@ class HostsLink(Link):
         hosts: Sequence[str],
         *,
         watch: Watch | None = None,
+        name: str = "link",
         round_bytes: int = ROUND_BYTES,
         piece_bytes: int = PIECE_BYTES,
     ) -> None:
@@ -93,7 +95,7 @@ class HostsLink(Link):
         self._buffers: list[Array] = []
         self._is_inside = False
         if watch is not None:
-            watch.describe = self.describe
+            watch.descriptions.add(name, self.describe)
 
     def describe(self) -> Mapping[str, Any]:
         """What this process is doing, for reports: the number and the words of its collective, and whether it waits."""

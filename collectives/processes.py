@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import threading
-import traceback
 import weakref
 from collections.abc import Callable
 from typing import final
@@ -17,7 +16,7 @@ from collectives.channel import Channel
 from collectives.cluster_environment import ClusterPlace, find_place, tf_config_changed
 from collectives.clusters import TF_CONFIG, ClusterTask
 from collectives.communication_options import DEFAULT_TIMEOUT, CommunicationOptions
-from collectives.errors import CollectiveAbortedError, PeerFailedError, common, in_words
+from collectives.errors import CollectiveAbortedError, PeerFailedError, common, in_words, told_in_full
 from collectives.exit_hooks import followed
 from collectives.joining import connect
 from collectives.link import Link
@@ -105,10 +104,7 @@ class Processes:
         """
         if self.channel is None:
             return
-        text = "".join(traceback.format_exception(error)).rstrip()
-        last = in_words(error)
-        if not text.endswith(last):  # it has notes, and the last line is what the others name in their errors
-            text += f"\n{last}"
+        text = told_in_full(error)
         if link is not None and isinstance(error, Exception) and link.excuse(text, _TO_BE_EXCUSED):
             common(error)  # the others raise too, and all are at the same place
             return
@@ -117,7 +113,7 @@ class Processes:
         for link in list(self._all):
             link.fail(
                 CollectiveAbortedError(
-                    f"process {self.process}: a step failed in it before, with {last}, and the others have been told; need a new "
+                    f"process {self.process}: a step failed in it before, with {in_words(error)}, and the others have been told; need a new "
                     "start of the job — xpdistribute run --max-restarts does it from the last checkpoint"
                 )
             )

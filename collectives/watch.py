@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
+from collectives.descriptions import Descriptions
 from collectives.errors import PeerFailedError
 from collectives.hang_report import HangReport
 
@@ -16,13 +17,13 @@ class Watch(Protocol):
         failure: why nothing can be done together any more; None while all is well.
         gone: the processes that have failed or died, each with what to raise where it is waited for; replaced, never changed.
         left: the processes that have ended in good order.
-        describe: called, in another thread, when somebody wants to know what this process is doing.
+        descriptions: asked, in another thread, when somebody wants to know what this process is doing; links add themselves.
     """
 
     failure: BaseException | None
     gone: Mapping[int, PeerFailedError]
     left: frozenset[int]
-    describe: Callable[[], Mapping[str, Any]]
+    descriptions: Descriptions
 
     def ended(self, process: int) -> PeerFailedError:
         """What to raise where a process that has `left` is waited for."""

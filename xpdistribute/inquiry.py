@@ -51,7 +51,7 @@ class Inquiries:
             self._open = _Inquiry(
                 self._num_asked, request, peer.process, map(number, asked), self._roster.now
             )
-            question = {"type": "state_wanted", "id": self._num_asked}
+            question = {"type": "state_wanted", "id": self._num_asked, "about": request["about"]}
             self._roster.send((one for one in asked if one is not peer), question)
         self.settle()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, final
+from collections.abc import Mapping
+from typing import final
 
 from collectives.errors import PeerFailedError
 from collectives.hang_report import HangReport
@@ -24,6 +24,7 @@ class AnyLoss:
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self.gone: Mapping[int, PeerFailedError] = {}  # so that none counts as one who is not waited for
+        self.descriptions = watch.descriptions
 
     @property
     def failure(self) -> BaseException | None:
@@ -42,15 +43,6 @@ class AnyLoss:
     @left.setter
     def left(self, left: frozenset[int]) -> None:
         self._watch.left = left
-
-    @property
-    def describe(self) -> Callable[[], Mapping[str, Any]]:
-        """As of the other watch."""
-        return self._watch.describe
-
-    @describe.setter
-    def describe(self, describe: Callable[[], Mapping[str, Any]]) -> None:
-        self._watch.describe = describe
 
     def ended(self, process: int) -> PeerFailedError:
         """As of the other watch."""

@@ -104,7 +104,7 @@ class Meeting:
         self._ways: list[Transfers] = []
         self._transfers = self.transfers(_TRANSFER_TAG)
         if watch is not None:
-            watch.describe = self.describe
+            watch.descriptions.add(name, self.describe)
 
     def describe(self) -> Mapping[str, Any]:
         """What this process is doing, for reports: the number and the words of its collective, and whether it waits."""

@@ -106,7 +106,7 @@ class Meeting:
         self._patience: float | None = None
         self._recent: deque[Call] = deque(maxlen=8)
         if watch is not None:
-            watch.describe = self.describe
+            watch.descriptions.add(name, self.describe)
 
     def describe(self) -> Mapping[str, Any]:
         """What this process is doing, for reports: the number and the words of its collective, and whether it waits."""

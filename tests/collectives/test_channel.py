@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pickle
 import signal
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from collectives.channel import Channel
+from collectives.descriptions import Descriptions
 from collectives.errors import CollectiveAbortedError, CollectiveTimeoutError, PeerFailedError
 from collectives.exit_hooks import followed
 from tests.mpi_runner import finish_ranks
@@ -298,7 +300,28 @@ def test_an_exception_in_one_process_ends_the_others_with_its_text(
         assert "What process 1 said:\nTraceback" in err
     assert hub.wait(5.0)
     assert [failure.kind for failure in hub.failures] == ["failed", "follows", "follows"]
-    assert hub.failures[0].text.endswith("KeyError: 'boom'\n")
+    assert hub.failures[0].text.endswith("KeyError: 'boom'")
+
+
+def test_an_exception_with_notes_is_named_by_the_others_and_not_its_last_note(
+    hubs: Callable[..., Hub], start: Start
+) -> None:
+    hub = hubs(2)
+    body = """
+    channel = connect()
+    channel.install_hooks()
+    channel.gather("here", None, 20.0)
+    if process == 1:
+        error = ValueError("wrong data")
+        error.add_note("seen in file 7")
+        raise error
+    channel.gather("never", None, 60.0)
+    """
+    other, culprit = start(hub, 0, 2, body), start(hub, 1, 2, body)
+    assert culprit.end()[0] == 1
+    err = other.end()[2]
+    assert "failed: ValueError: wrong data" in err
+    assert "seen in file 7" in err
 
 
 def test_a_killed_process_is_noticed_at_once(
@@ -502,7 +525,7 @@ def test_a_process_that_is_busy_is_reported_with_its_stack_and_all_raise_the_sam
     hub = hubs(3)
     one, two = channels(hub, 0), channels(hub, 1)
     waits = {"seq": 17, "call": "all_reduce SUM float32 (3,)", "waiting": True, "recent": ["barrier"]}
-    one.describe = two.describe = lambda: waits
+    one.descriptions = two.descriptions = Descriptions(lambda: waits)
     body = f"""
 channel = connect(describe=lambda: {{"seq": 16, "call": "barrier", "waiting": False, "recent": ["barrier"]}})
 channel.gather("here", None, 20.0)
@@ -566,12 +589,50 @@ def test_a_describe_that_raises_or_returns_nonsense_does_no_harm(
 ) -> None:
     hub = hubs(3)
     ends = [channels(hub, process) for process in range(3)]
-    ends[1].describe = lambda: 1 / 0  # type: ignore[assignment,return-value]  # it is wrong
-    ends[2].describe = lambda: {"seq": object()}
+    ends[1].descriptions = Descriptions(lambda: 1 / 0)  # type: ignore[arg-type,return-value]  # it is wrong
+    ends[2].descriptions = Descriptions(lambda: {"seq": object()})
     report = ends[0].explain("mismatch", "", 0.0)
     assert "ZeroDivisionError" in report.states[1]["describe_failed"]
     assert "TypeError" in report.states[2]["describe_failed"]
     assert report.error().__notes__
+
+
+class _Link:
+    """What a link says of itself."""
+
+    def __init__(self, call: str, *, waiting: bool) -> None:
+        self._said = {"seq": 1, "call": call, "waiting": waiting, "recent": []}
+
+    def describe(self) -> dict[str, Any]:
+        return self._said
+
+
+def test_of_several_links_the_one_that_is_asked_about_answers_in_every_process(
+    hubs: Callable[..., Hub], channels: Callable[..., Channel]
+) -> None:
+    hub = hubs(2)
+    ends = [channels(hub, process) for process in range(2)]
+    links = [_Link("barrier", waiting=True) for _ in ends]
+    others = [_Link("all_reduce", waiting=True) for _ in ends]
+    for end, link, other in zip(ends, links, others, strict=True):
+        end.descriptions.add("link 0.1", link.describe)
+        end.descriptions.add("link 0.10", other.describe)
+    report = ends[0].explain("mismatch", "link 0.1 seq 1", 0.0)
+    assert [state["call"] for state in report.states] == ["barrier"] * 2
+    report = ends[0].explain("mismatch", "link 0.10 seq 1", 0.0)
+    assert [state["call"] for state in report.states] == ["all_reduce"] * 2
+
+
+def test_where_no_link_is_named_one_that_waits_answers_and_what_is_gone_does_not() -> None:
+    descriptions = Descriptions(lambda: {"call": "otherwise"})
+    assert descriptions.about("any")["call"] == "otherwise"
+    waits, works = _Link("waits", waiting=True), _Link("works", waiting=False)
+    descriptions.add("a", waits.describe)
+    descriptions.add("b", works.describe)
+    assert descriptions.about("agreeing on it")["call"] == "waits"
+    del waits
+    gc.collect()
+    assert descriptions.about("a seq 1")["call"] == "works"
 
 
 # ----------------------------------------------------------------------- elastic
@@ -717,7 +778,7 @@ if world.rank == 1:
     assert "KeyError: 'boom'" in run.errors[1]
     assert hub.wait(5.0)
     assert hub.failures[0].process == 1
-    assert hub.failures[0].text.endswith("KeyError: 'boom'\n")
+    assert hub.failures[0].text.endswith("KeyError: 'boom'")
 
 
 # ------------------------------------------------------------------------- hooks
