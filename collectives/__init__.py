@@ -22,5 +22,7 @@ from collectives.flight_recorder import FlightRecorder as FlightRecorder
 from collectives.in_process import InProcessCommunicator as InProcessCommunicator
 from collectives.indexed_slices import IndexedSlices as IndexedSlices
 from collectives.indexed_slices import to_dense as to_dense
+from collectives.non_blocking import NonBlocking as NonBlocking
+from collectives.process_groups import process_group as process_group
 from collectives.reduce_op import ReduceOp as ReduceOp
 from collectives.traced import TracedCommunicator as TracedCommunicator

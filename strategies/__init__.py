@@ -32,12 +32,14 @@ from collectives import HierarchicalCopyAllReduce as HierarchicalCopyAllReduce
 from collectives import IndexedSlices as IndexedSlices
 from collectives import InProcessCommunicator as InProcessCommunicator
 from collectives import NcclAllReduce as NcclAllReduce
+from collectives import NonBlocking as NonBlocking
 from collectives import PeerFailedError as PeerFailedError
 from collectives import ReduceOp as ReduceOp
 from collectives import ReductionToOneDevice as ReductionToOneDevice
 from collectives import TracedCommunicator as TracedCommunicator
 from collectives import asarray as asarray
 from collectives import group_by_size as group_by_size
+from collectives import process_group as process_group
 from collectives import to_dense as to_dense
 from strategies.central_storage_strategy import CentralStorageStrategy as CentralStorageStrategy
 from strategies.current_strategy import all_gather as all_gather

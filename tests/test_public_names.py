@@ -15,7 +15,7 @@ import variables
 COLLECTIVES = """
 Array Buckets CheckedCommunicator ClusterTask CollectiveAbortedError CollectiveError CollectiveMismatchError CollectiveTimeoutError
 CommunicationImplementation CommunicationOptions Communicator Device HierarchicalCopyAllReduce InProcessCommunicator IndexedSlices PeerFailedError
-FlightRecorder NcclAllReduce ReduceOp ReductionToOneDevice TracedCommunicator asarray group_by_size to_dense
+FlightRecorder NcclAllReduce NonBlocking ReduceOp ReductionToOneDevice TracedCommunicator asarray group_by_size process_group to_dense
 """
 VARIABLES = """
 FixedShardsPartitioner MaxSizePartitioner MinSizePartitioner Partitioner ShardedVariable embedding_lookup

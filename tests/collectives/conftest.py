@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import pytest
 
 from collectives import (
+    Array,
     CheckedCommunicator,
     CollectiveError,
     Communicator,
     FlightRecorder,
     InProcessCommunicator,
+    NonBlocking,
+    ReduceOp,
     TracedCommunicator,
 )
 from collectives.rendezvous import Rendezvous
@@ -42,6 +45,62 @@ def _traced(world_size: int) -> Sequence[Communicator]:
     return [TracedCommunicator(end, recorder) for end in _in_process(world_size)]
 
 
+def _in_background(world_size: int) -> Sequence[Communicator]:
+    return [_Awaited(end) for end in _in_process(world_size)]
+
+
+@final
+class _Awaited(Communicator):
+    """Starts each collective in the background and waits for its handle."""
+
+    def __init__(self, inner: Communicator) -> None:
+        self._inner, self._background = inner, NonBlocking(inner)
+
+    @property
+    def rank(self) -> int:
+        return self._background.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._background.world_size
+
+    def barrier(self) -> None:
+        self._background.barrier().result(TIMEOUT)
+
+    def all_gather_object(self, value: object) -> list[object]:
+        return self._background.all_gather_object(value).result(TIMEOUT)
+
+    def _all_reduce(
+        self, arrays: list[Array], op: ReduceOp, outs: Sequence[Array] | None, name: str | None
+    ) -> list[Array]:
+        if len(arrays) == 1:
+            out = None if outs is None else outs[0]
+            return [self._background.all_reduce(arrays[0], op, out=out, name=name).result(TIMEOUT)]
+        return self._background.all_reduce_coalesced(arrays, op, outs=outs, name=name).result(TIMEOUT)
+
+    def _reduce(self, array: Array, op: ReduceOp, root: int, out: Array | None) -> Array | None:
+        return self._background.reduce(array, op, root, out=out).result(TIMEOUT)
+
+    def _reduce_scatter(self, array: Array, op: ReduceOp, out: Array | None) -> Array:
+        return self._background.reduce_scatter(array, op, out=out).result(TIMEOUT)
+
+    def _broadcast(self, array: Array, root: int, out: Array | None) -> Array:
+        return self._background.broadcast(array, root, out=out).result(TIMEOUT)
+
+    def _all_gather(self, array: Array, axis: int, out: Array | None) -> Array:
+        return self._background.all_gather(array, axis, out=out).result(TIMEOUT)
+
+    def _all_to_all(self, array: Array, out: Array | None) -> Array:
+        return self._background.all_to_all(array, out=out).result(TIMEOUT)
+
+    # Point to point is no collective; nothing is under way here when it is called.
+    def _send(self, array: Array, peer: int, tag: int) -> None:
+        self._inner.send(array, peer, tag)
+
+    def _recv(self, peer: int, tag: int) -> Array:
+        return self._inner.recv(peer, tag)
+
+
 def _in_processes(counts: Sequence[int], body: Body) -> list[Any]:
     return on_link(counts, body)
 
@@ -58,6 +117,7 @@ def on_threads() -> Callable[[Sequence[Communicator], Body], list[Any]]:
         *(pytest.param((_in_process_sharing, n), id=f"in_process_sharing-{n}") for n in (2, 3, 8)),
         *(pytest.param((_checked, n), id=f"checked-{n}") for n in (1, 3)),
         *(pytest.param((_traced, n), id=f"traced-{n}") for n in (1, 3)),
+        *(pytest.param((_in_background, n), id=f"in_background-{n}") for n in (1, 3)),
         *(
             pytest.param((_in_processes, counts), id=f"shared_memory-{'+'.join(map(str, counts))}")
             for counts in ((1,), (1, 1), (1, 1, 1), (2, 1))
