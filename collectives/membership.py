@@ -60,7 +60,8 @@ def gone(message: Message, num_processes: int) -> PeerFailedError:
         text = message["text"]
         last = text.rstrip().rpartition("\n")[2]
         error = PeerFailedError(f"{name} failed: {last}", process, text)
-        error.add_note(f"What process {process} said:\n{text.rstrip()}")
+        if text.rstrip() != last:
+            error.add_note(f"What process {process} said:\n{text.rstrip()}")
         return error
     if message["how"] == "stopped":
         return PeerFailedError(f"{name} is treated as dead: {message['why']}", process)

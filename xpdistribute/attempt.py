@@ -159,6 +159,10 @@ class Attempt:
                 self._wait()
             self._take_events()
             self._drain()
+            if self._hub is not None:
+                self._reports.look(self._hub)
+                self._hub.all_ended()
+                self._take_events()
             self._reports.act(math.inf)
         except BrokenPipeError:
             self._signal = signal.SIGPIPE  # nobody reads the output any more

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, final
 
-from xpdistribute.roster import Peer, Roster, field, listed
+from xpdistribute.roster import Peer, Roster, Standing, field, listed
 from xpdistribute.wire import Message, WireError
 
 
@@ -22,7 +22,10 @@ class Gathers:
         if "value" not in message:
             raise WireError("gather: value is missing")
         members = self._roster.members
-        gone = next((one for one in members if not one.is_live), None)
+        # One that is leaving has ended in good order or has failed; what is waited for with it fails when that is known.
+        gone = next(
+            (one for one in members if not one.is_live and one.standing is not Standing.LEAVING), None
+        )
         if process is None or message.get("epoch") != self._roster.epoch:
             self._refuse(peer, key, "stale", f"{key}: the job has gone on in another make-up")
         elif gone is not None:

@@ -47,6 +47,7 @@ class Hub:
         port: 0 takes a free one.
         elastic: whether the job goes on without the processes it loses, and takes newcomers.
         heartbeat_seconds: in an elastic job, a process that is silent for so long is treated as dead.
+        sees_ends: whether `ended` is called for each process.
         grace: seconds that `close` takes at most to send what is under way.
         on_event: called with what happens, in the hub's thread; it must not take long.
         listener: a socket that listens already, instead of one of ``host`` and ``port``.
@@ -67,11 +68,14 @@ class Hub:
         *,
         elastic: bool = False,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        sees_ends: bool = False,
         grace: float = 0.5,
         on_event: Callable[[Event | Regrouped], None] | None = None,
         listener: socket.socket | None = None,
     ) -> None:
-        self._job = Job(num_processes, token, elastic=elastic, heartbeat_seconds=heartbeat_seconds)
+        self._job = Job(
+            num_processes, token, elastic=elastic, heartbeat_seconds=heartbeat_seconds, sees_ends=sees_ends
+        )
         if listener is None:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             listener = socket.create_server((host, port), family=family, backlog=1024)
@@ -130,6 +134,23 @@ class Hub:
             pid: its process id, if that is known: another process that has got its number is not meant.
         """
         self._call(lambda: self._do(self._job.declare_lost(process, text, time.monotonic(), pid)))
+
+    def ended(self, process: int, pid: int, status: int) -> None:
+        """Tell with which status a process has ended, which may have said goodbye before.
+
+        Args:
+            process: the number that it was started with.
+            pid: its process id.
+            status: 128 + N for signal N.
+        """
+        self._call(lambda: self._do(self._job.ended(process, pid, status, time.monotonic())))
+
+    def all_ended(self, timeout: float = 0.5) -> None:
+        """Say that `ended` is called no more, and wait until ``on_event`` was told of all that has happened."""
+        done = threading.Event()
+        self._call(lambda: self._do(self._job.all_ended(time.monotonic())))
+        self._call(done.set)
+        done.wait(timeout)
 
     def close(self) -> None:
         """End it in good order: what is under way to the processes is sent first. Calling it again does nothing."""

@@ -69,7 +69,8 @@ class HubReports:
         self._is_local = is_local
         self._elastic = elastic
         self._replacements = replacements
-        self._declared: set[int] = set()  # ranks whose end the hub was told
+        self._declared: set[int] = set()  # ranks that the hub was told are dead
+        self._told: dict[int, int] = {}  # by rank, the process ids of those whose status the hub was told
         self._ranks: dict[tuple[str, int], int] = {}  # by host and process id, of all that have joined
         self._decided: deque[tuple[float, Decision]] = deque()  # what is done about the lost, and when
 
@@ -107,7 +108,7 @@ class HubReports:
             self._act_on(self._decided.popleft()[1])
 
     def look(self, hub: Hub) -> None:
-        """Tell the hub of ranks that ended without ever talking to it, while others wait for them."""
+        """Tell the hub how ranks have ended, also those that never talked to it, while others wait for them."""
         if self.members is None or not self._is_local:
             return
         if self._elastic and not self.members.can_take_in:
@@ -119,6 +120,9 @@ class HubReports:
         processes = self._processes
         pids = processes.pids() if processes.statuses else {}
         for rank, status in list(processes.statuses.items()):
+            if rank in pids and self._told.get(rank) != pids[rank]:
+                self._told[rank] = pids[rank]
+                hub.ended(rank, pids[rank], status)
             if rank not in pids or processes.ended_at[rank] > just_now or self.members.knows(pids[rank]):
                 continue
             if rank in processes.newcomers:

@@ -19,6 +19,8 @@ from xpdistribute.wire import Message, WireError
 
 TO_SAY_HELLO = 10.0
 """Seconds that a connection may stay without saying who it is."""
+TO_END = 2.0
+"""Seconds that a process has to end after its goodbye, where somebody tells with which status it does."""
 
 _ALL_ENDED = "join: all processes of the job have ended"
 
@@ -32,9 +34,19 @@ class Job:
         token: who doesn't know it is refused.
         elastic: whether it goes on without the processes it loses, and takes newcomers.
         heartbeat_seconds: in an elastic job, who is silent for so long is treated as dead.
+        sees_ends: whether `ended` is called for each process. A goodbye alone then means nothing yet: a program that raises
+            SystemExit says it, too, as Python shows it no status.
     """
 
-    def __init__(self, num_processes: int, token: str, *, elastic: bool, heartbeat_seconds: float) -> None:
+    def __init__(
+        self,
+        num_processes: int,
+        token: str,
+        *,
+        elastic: bool,
+        heartbeat_seconds: float,
+        sees_ends: bool = False,
+    ) -> None:
         if num_processes < 1:
             raise ValueError(f"Job: got {num_processes} processes; need at least 1")
         if not heartbeat_seconds > 0:
@@ -42,6 +54,8 @@ class Job:
         self.heartbeat_seconds = heartbeat_seconds
         self._token = token
         self._guests: dict[int, float] = {}
+        self._sees_ends = sees_ends
+        self._leaving: list[tuple[float, Peer]] = []
         self._roster = Roster(num_processes, elastic=elastic)
         self._gathers = Gathers(self._roster)
         self._inquiries = Inquiries(self._roster)
@@ -126,10 +140,36 @@ class Job:
             self._settle()
         return self._roster.taken()
 
+    def ended(self, process: int, pid: int, status: int, now: float) -> list[Action]:
+        """The hub's host has seen a process end.
+
+        Args:
+            process: the number that it was started with.
+            pid: its process id; that of what it was started by, if that is another program.
+            status: 128 + N for signal N.
+            now: the time.
+        """
+        self._roster.now = now
+        for _, peer in self._leaving:
+            if peer.pid == pid or (peer.process == process and not self._roster.epoch):
+                self._has_left(peer, status)
+                break
+        return self._roster.taken()
+
+    def all_ended(self, now: float) -> list[Action]:
+        """The hub's host will see no more ends: who has said goodbye has left."""
+        self._roster.now = now
+        for _, peer in list(self._leaving):
+            self._has_left(peer, 0)
+        return self._roster.taken()
+
     def tick(self, now: float) -> list[Action]:
         """Some time has passed."""
         roster = self._roster
         roster.now = now
+        for deadline, peer in list(self._leaving):
+            if deadline <= now:
+                self._has_left(peer, 0)
         for connection in [one for one, deadline in self._guests.items() if deadline <= now]:
             del self._guests[connection]
             roster.refuse(connection, "runtime", f"hello: nothing came for {TO_SAY_HELLO:g} s")
@@ -149,7 +189,8 @@ class Job:
         """How long nothing happens by itself."""
         soon = min(1.0, self.heartbeat_seconds / 4) if self._roster.elastic else 1.0
         deadline = self._inquiries.deadline
-        return soon if deadline is None else max(0.0, min(soon, deadline - now))
+        deadlines = [one for one, _ in self._leaving] + ([] if deadline is None else [deadline])
+        return max(0.0, min([soon, *(one - now for one in deadlines)]))
 
     # ------------------------------------------------------------------ coming
 
@@ -238,10 +279,28 @@ class Job:
             peer.standing = Standing.LEFT
             self._roster.remove_newcomer(peer)
         elif peer.standing is Standing.HERE:
-            peer.standing = Standing.LEFT
-            self._tell_of(peer, "left")
-            self._event(Left, peer)
+            peer.standing = Standing.LEAVING
+            self._leaving.append((self._roster.now + TO_END, peer))
+            if not self._sees_ends:
+                self._has_left(peer, 0)
         self._roster.send([peer], {"type": "heard"})
+        self._settle()
+
+    def _has_left(self, peer: Peer, status: int) -> None:
+        """One that has said goodbye has ended; as nobody heard of another status, with 0."""
+        self._leaving = [(deadline, one) for deadline, one in self._leaving if one is not peer]
+        text = f"it ended with status {status}"
+        peer.standing = Standing.FAILED if status else Standing.LEFT
+        # The others may have gone on without it meanwhile.
+        if peer in self._roster.members:
+            if status:
+                self._tell_of(peer, "failed", text=text, follows=None)
+            else:
+                self._tell_of(peer, "left")
+        if status:
+            self._event(Failed, peer, text=text, follows=None)
+        else:
+            self._event(Left, peer)
         self._settle()
 
     def _failed(self, peer: Peer, message: Message) -> None:

@@ -106,6 +106,7 @@ def _attempt(plan: _Plan, restart: int, deadline: float | None) -> Result:
                 host,
                 elastic=options.elastic,
                 heartbeat_seconds=options.heartbeat or HEARTBEAT_SECONDS,
+                sees_ends=plan.is_local,
                 on_event=on_event,
                 listener=socket(fileno=listener.detach()),
             ).start()

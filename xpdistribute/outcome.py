@@ -83,8 +83,11 @@ def find_culprit(
             own = status if first.has_died or status > 1 else 1
         is_last = first.pid in (0, pids.get(first.process)) or not is_local
         words = output.last_words(first.process) if is_last else ""  # else of the one in its place
-        # A traceback that was published from within a step lacks the program's own lines around it.
-        has_printed = first.has_died or (bool(first.text) and _last_line(first.text) in words)
+        # A traceback that was published from within a step lacks the program's own lines around it. Its status is said anyway,
+        # and what it gave to sys.exit is printed.
+        said = _last_line(first.text).removeprefix("it ended with: ")
+        has_only_ended = first.has_died or first.text == f"it ended with status {own}"
+        has_printed = has_only_ended or bool(said and said in words)
         text = words if has_printed else first.text
         is_shown = has_printed and output.has_shown_last(first.process, text)
         return Culprit(

@@ -27,8 +27,9 @@ exec 2>/dev/null # where the shell says "Killed"
 {_SHELL} -c 'exec 2>&3 3>&-; d=$1 r=$2; shift 2; echo $$ $PPID >"$d/pid.$r"; exec "$@"' xpdistribute "$d" "$r" "$@"
 s=$?
 echo "$r $s $$" >"$d/ended"
-[ "$elastic" = 0 ] && exit "$s"
-exit 0
+[ "$elastic" = 0 ] || exit 0
+[ "$s" = 0 ] || sleep 0.2 # mpiexec kills the others then, who are to say first what they think of it
+exit "$s"
 """
 _REMOTE = f"""\
 if [ "$1" = first ] && [ "{_RANK}" != 0 ]; then exec >/dev/null; fi

@@ -43,6 +43,7 @@ class Standing(Enum):
 
     EXPECTED = "it has not connected yet"
     HERE = "it is connected"
+    LEAVING = "it ends its program"
     LEFT = "it has ended its program"
     FAILED = "it has failed"
     LOST = "it is dead"

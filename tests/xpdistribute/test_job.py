@@ -19,9 +19,15 @@ class Played:
     """A job whose processes speak when the test says so. Process k has connection 10 + k and pid 100 + k."""
 
     def __init__(
-        self, size: int, *, elastic: bool = False, heartbeat: float = 10.0, come: bool = True
+        self,
+        size: int,
+        *,
+        elastic: bool = False,
+        heartbeat: float = 10.0,
+        come: bool = True,
+        sees_ends: bool = False,
     ) -> None:
-        self.job = Job(size, TOKEN, elastic=elastic, heartbeat_seconds=heartbeat)
+        self.job = Job(size, TOKEN, elastic=elastic, heartbeat_seconds=heartbeat, sees_ends=sees_ends)
         self.now = 0.0
         self.events: list[Any] = []
         self.dropped: list[int] = []
@@ -47,6 +53,9 @@ class Played:
 
     def end(self, connection: int) -> Told:
         return self.done(self.job.disconnected(connection, self.now))
+
+    def see_end(self, process: int, pid: int, status: int) -> Told:
+        return self.done(self.job.ended(process, pid, status, self.now))
 
     def wait(self, seconds: float) -> Told:
         self.now += seconds
@@ -220,6 +229,50 @@ def test_who_says_goodbye_has_left_and_the_job_is_finished_when_all_are_gone() -
     job.end(11)
     job.end(10)
     assert job.job.is_finished
+
+
+def test_a_goodbye_is_believed_when_the_status_is_seen_to_be_0() -> None:
+    job = Played(2, sees_ends=True)
+    assert kinds(job.say(11, "goodbye")) == {11: ["heard"]}
+    job.end(11)
+    assert kinds(job.see_end(1, 101, 0)) == {10: ["left"]}
+    assert job.events[-1] == Left(1, 101, "here", "")
+
+
+def test_who_says_goodbye_and_ends_with_another_status_has_failed() -> None:
+    job = Played(3, sees_ends=True)
+    job.say(11, "goodbye")
+    assert job.say(10, "gather", key="k", value=1, epoch=0) == {}
+    told = job.see_end(1, 101, 3)
+    assert kinds(told)[10] == ["failed", "gather_failed"]
+    assert kinds(told)[12] == ["failed"]
+    assert (told[12][0]["process"], told[12][0]["text"]) == (1, "it ended with status 3")
+    assert job.events[-1] == Failed(1, 101, "here", "", "it ended with status 3", None)
+    # Who fails because of that is no culprit.
+    job.say(10, "failed", text="PeerFailedError", follows=1)
+    assert job.events[-1].follows == 1
+
+
+@pytest.mark.parametrize("by", ["time", "the host"])
+def test_a_goodbye_whose_status_nobody_sees_is_believed_in_the_end(by: str) -> None:
+    job = Played(2, sees_ends=True)
+    job.say(11, "goodbye")
+    # A program around it ends some day, under another process id.
+    if by == "time":
+        assert job.job.seconds_to_tick(job.now) <= 2.0
+        assert kinds(job.wait(2.0))[10] == ["left"]
+    else:
+        assert kinds(job.done(job.job.all_ended(job.now)))[10] == ["left"]
+    assert job.see_end(1, 4711, 3) == {}
+    assert isinstance(job.events[-1], Left)
+
+
+def test_the_survivors_of_an_elastic_job_go_on_without_one_that_is_leaving() -> None:
+    job = Played(2, elastic=True, sees_ends=True)
+    job.say(11, "goodbye")
+    assert "regrouped" in kinds(job.say(10, "regroup", admit=False, epoch=0))[10]
+    assert "failed" not in kinds(job.see_end(1, 101, 3)).get(10, [])
+    assert job.events[-1] == Failed(1, 101, "here", "", "it ended with status 3", None)
 
 
 def test_the_host_can_declare_dead_who_never_came() -> None:
