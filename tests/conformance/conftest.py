@@ -22,6 +22,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[DEVIATED] = Counter()
+    # Also where the tests themselves are started in several processes, each runs all cases.
+    config.addinivalue_line("filterwarnings", "ignore:.*each of them trains on its own:UserWarning")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
