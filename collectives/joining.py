@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from collectives.channel import Channel
@@ -33,14 +33,15 @@ def connect(place: ClusterPlace, timeout: float, environ: Mapping[str, str] | No
         environ: where the job's secret is; None takes the process's environment.
 
     Raises:
-        CollectiveTimeoutError: there is no hub where it should be.
+        CollectiveTimeoutError: there is no hub where it should be, or some process does not come.
+        PeerFailedError: one has ended before.
         RuntimeError: the processes can't be connected as they were started.
     """
     environ = os.environ if environ is None else environ
     joins = environ.get(JOIN) == "1" and place.kind is ClusterKind.LAUNCHER
     if place.is_alone and not joins and place.kind is not ClusterKind.LAUNCHER:
         return None
-    address, token = _meeting_point(place, environ)
+    address, token = _meeting_point(place, environ, timeout)
     channel = Channel.connect(
         address,
         token,
@@ -54,7 +55,7 @@ def connect(place: ClusterPlace, timeout: float, environ: Mapping[str, str] | No
     return channel
 
 
-def _meeting_point(place: ClusterPlace, environ: Mapping[str, str]) -> tuple[str, str]:
+def _meeting_point(place: ClusterPlace, environ: Mapping[str, str], timeout: float) -> tuple[str, str]:
     """Where the hub is, and the secret; in process 0 also the hub itself, where no launcher has one."""
     if place.kind is ClusterKind.LAUNCHER:
         if place.hub is None or not environ.get(TOKEN):
@@ -63,7 +64,7 @@ def _meeting_point(place: ClusterPlace, environ: Mapping[str, str]) -> tuple[str
             )
         return place.hub, environ[TOKEN]
     if place.kind.has_mpi:
-        return _by_mpi(place)
+        return _by_mpi(place, timeout)
     if place.hub is None:
         raise RuntimeError(f"{place}: nobody says where the hub is; start the program with xpdistribute run")
     # Everybody who knows the job's variables knows it; who shares the network with others sets one that is secret.
@@ -78,26 +79,26 @@ def _meeting_point(place: ClusterPlace, environ: Mapping[str, str]) -> tuple[str
     return place.hub, token
 
 
-def _by_mpi(place: ClusterPlace) -> tuple[str, str]:
+def _by_mpi(place: ClusterPlace, timeout: float) -> tuple[str, str]:
+    from collectives.mpi.handing_round import hand_round  # noqa: PLC0415  # for MPI, which is an extra
     from collectives.mpi.library import set_leaving_alone, world  # noqa: PLC0415  # an extra
     from collectives.mpi.survivors import survives_losses  # noqa: PLC0415  # likewise
 
-    comm: Any = world()
+    comm: Any = world(timeout)
     if survives_losses():
         set_leaving_alone()
     if comm.size != place.num_processes:
         raise RuntimeError(
             f"{place}, and MPI's world has {comm.size} processes; need the same — start one program for all"
         )
-    hosts = comm.allgather(place.host)
-    point = None
-    if comm.rank == 0:
+
+    def start_hub(hosts: Sequence[str]) -> tuple[str, str]:
         token = secrets.token_hex(16)
         is_local = len(set(hosts)) == 1
-        elastic = survives_losses()
-        hub = _start(Hub(comm.size, token, "127.0.0.1" if is_local else "", elastic=elastic))
-        point = (hub.address, token)
-    address, token = comm.bcast(point, root=0)
+        hub = _start(Hub(comm.size, token, "127.0.0.1" if is_local else "", elastic=survives_losses()))
+        return hub.address, token
+
+    address, token = hand_round(comm, place.host, start_hub, timeout)
     if comm.rank == 0:
         address = f"127.0.0.1:{split_address(address)[1]}"
     return address, token

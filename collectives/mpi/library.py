@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from collectives.mpi.siblings import wait_for_siblings
 from collectives.mpi.waiting import wait_until
 
 _EXTRA = "pip install 'xpdistribute[mpi]' brings mpi4py and Open MPI"
@@ -56,10 +57,14 @@ _failed = _leaves_alone = False
 _kept: dict[int, object] = {}
 
 
-def mpi() -> Any:
+def mpi(timeout: float = 300.0) -> Any:
     """The module ``mpi4py.MPI``, with MPI initialised.
 
+    Args:
+        timeout: seconds to wait for the other processes of this host before it is.
+
     Raises:
+        CollectiveError: one of them does not come.
         ImportError: mpi4py or the MPI library is not there.
         RuntimeError: MPI can't be called by several threads, or has been finalised.
     """
@@ -67,7 +72,7 @@ def mpi() -> Any:
     with _loading:
         if _module is None:
             _is_ours = "mpi4py.MPI" not in sys.modules
-            _module = _load()
+            _module = _load(timeout)
             atexit.register(_at_exit)
     return _module
 
@@ -77,14 +82,18 @@ def is_loaded() -> bool:
     return _module is not None
 
 
-def world() -> Any:
+def world(timeout: float = 300.0) -> Any:
     """The communicator of all processes that were started together.
 
+    Args:
+        timeout: as `mpi`.
+
     Raises:
-        ImportError: as `mpi`.
-        RuntimeError: as `mpi`; or several processes were started that this MPI knows nothing of.
+        CollectiveError: as `mpi`.
+        ImportError: likewise.
+        RuntimeError: likewise; or several processes were started that this MPI knows nothing of.
     """
-    module = mpi()
+    module = mpi(timeout)
     comm = module.COMM_WORLD
     for variable, starter in _STARTERS.items():
         size = os.environ.get(variable, "")
@@ -137,13 +146,15 @@ def let_go(owner: object) -> None:
     _kept.pop(id(owner), None)
 
 
-def _load() -> Any:
+def _load(timeout: float) -> Any:
     try:
         import mpi4py  # noqa: PLC0415  # an extra
 
         # Whoever fails must not wait in MPI_Finalize for the others, which wait for it.
         mpi4py.rc.finalize = False
-        from mpi4py import MPI  # noqa: PLC0415  # it initialises MPI
+        # Initialising it waits for all processes, where nothing can end the wait.
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI  # noqa: PLC0415  # an extra
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"MPI: there is no {error.name}; need mpi4py — {_EXTRA}", name=error.name
@@ -156,7 +167,9 @@ def _load() -> Any:
     if MPI.Is_finalized():
         raise RuntimeError("MPI: it has been finalised; need a process that has not called MPI.Finalize yet")
     if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        wait_for_siblings(timeout)
+        level = mpi4py.rc.thread_level if mpi4py.rc.threads else "single"
+        MPI.Init_thread(getattr(MPI, f"THREAD_{level.upper()}"))
         global _is_ours
         _is_ours = True
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
