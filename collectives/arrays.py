@@ -123,6 +123,29 @@ def writable(out: Any, where: str) -> Array:
     raise TypeError(f"{where}: got out={type(out).__name__}; need an array to write into")
 
 
+def write_into(out: Any, array: Array) -> None:
+    """Write an array into one of the same shape on another device, or the same; done when this returns."""
+    if is_host(out):
+        out[...] = array if is_host(array) else array.get()  # type: ignore[attr-defined]  # CuPy's way to the host
+        return
+    cupy = import_module("cupy")
+    with out.device:
+        out[...] = cupy.asarray(array)
+        cupy.cuda.get_current_stream().synchronize()
+
+
+def settle(value: Any) -> None:
+    """Wait until a CuPy array holds what this thread's stream was given to fill it; another thread has another stream."""
+    if is_cupy(value):
+        with value.device:
+            import_module("cupy").cuda.get_current_stream().synchronize()
+
+
+def is_writable(out: Any) -> bool:
+    """Whether an array may be written to; CuPy has no read-only ones."""
+    return not is_host(out) or bool(out.flags.writeable)
+
+
 def refuse_mask(value: object, where: str) -> None:
     """Refuse a masked array, whose mask nothing here looks at.
 

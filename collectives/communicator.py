@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from collectives.arrays import Array, as_array, describe, describe_kind, given_back, writable
+from collectives.arrays import (
+    Array,
+    as_array,
+    describe,
+    describe_kind,
+    given_back,
+    is_writable,
+    writable,
+    write_into,
+)
 from collectives.reduce_op import ReduceOp
 
 
@@ -284,7 +293,7 @@ class Communicator(ABC):
             return given_back(array, None, like)
         into = writable(out, "recv")
         _require_like(into, array.shape, array.dtype, "recv")
-        into[...] = array
+        write_into(into, array)
         return out
 
     # ------------------------------------------------------------------ others
@@ -381,14 +390,14 @@ def require_axis_from_start(array: Array, axis: Any, where: str) -> int:
 def _require_like(out: Array, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> None:
     if out.shape != shape or out.dtype != dtype:
         raise ValueError(f"{where}: got out={describe(out)}; need {describe_kind(dtype, shape)}")
-    if not out.flags.writeable:
+    if not is_writable(out):
         raise ValueError(f"{where}: out is read-only; need an array to write into")
 
 
 def _require_reduced(out: Array, array: Array, op: ReduceOp) -> None:
     if out is not array or op.result_dtype(array.dtype) != array.dtype:
         _require_out(out, array.shape, op, array.dtype, "all_reduce")
-    elif not out.flags.writeable:
+    elif not is_writable(out):
         raise ValueError("all_reduce: out is read-only; need an array to write into")
 
 

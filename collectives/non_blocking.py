@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
-from collectives.arrays import Array
+from collectives.arrays import Array, settle
 from collectives.communicator import Communicator
 from collectives.errors import CollectiveAbortedError
 from collectives.reduce_op import ReduceOp
@@ -76,7 +76,7 @@ class NonBlocking:
     ) -> Future[Array]:
         """As `Communicator.all_reduce`."""
         return self._start(
-            "all_reduce", lambda: self._inner.all_reduce(array, op, out=out, name=name, like=like)
+            "all_reduce", lambda: self._inner.all_reduce(array, op, out=out, name=name, like=like), array, out
         )
 
     def all_reduce_coalesced(
@@ -93,6 +93,8 @@ class NonBlocking:
         return self._start(
             "all_reduce_coalesced",
             lambda: self._inner.all_reduce_coalesced(arrays, op, outs=outs, name=name, like=like),
+            *arrays,
+            *(outs or ()),
         )
 
     def reduce(
@@ -105,31 +107,39 @@ class NonBlocking:
         like: Any = None,
     ) -> Future[Array | None]:
         """As `Communicator.reduce`."""
-        return self._start("reduce", lambda: self._inner.reduce(array, op, root, out=out, like=like))
+        return self._start(
+            "reduce", lambda: self._inner.reduce(array, op, root, out=out, like=like), array, out
+        )
 
     def reduce_scatter(
         self, array: Array, op: ReduceOp | str = ReduceOp.SUM, *, out: Array | None = None, like: Any = None
     ) -> Future[Array]:
         """As `Communicator.reduce_scatter`."""
         return self._start(
-            "reduce_scatter", lambda: self._inner.reduce_scatter(array, op, out=out, like=like)
+            "reduce_scatter", lambda: self._inner.reduce_scatter(array, op, out=out, like=like), array, out
         )
 
     def broadcast(
         self, array: Array, root: int = 0, *, out: Array | None = None, like: Any = None
     ) -> Future[Array]:
         """As `Communicator.broadcast`."""
-        return self._start("broadcast", lambda: self._inner.broadcast(array, root, out=out, like=like))
+        return self._start(
+            "broadcast", lambda: self._inner.broadcast(array, root, out=out, like=like), array, out
+        )
 
     def all_gather(
         self, array: Array, axis: int = 0, *, out: Array | None = None, like: Any = None
     ) -> Future[Array]:
         """As `Communicator.all_gather`."""
-        return self._start("all_gather", lambda: self._inner.all_gather(array, axis, out=out, like=like))
+        return self._start(
+            "all_gather", lambda: self._inner.all_gather(array, axis, out=out, like=like), array, out
+        )
 
     def all_to_all(self, array: Array, *, out: Array | None = None, like: Any = None) -> Future[Array]:
         """As `Communicator.all_to_all`."""
-        return self._start("all_to_all", lambda: self._inner.all_to_all(array, out=out, like=like))
+        return self._start(
+            "all_to_all", lambda: self._inner.all_to_all(array, out=out, like=like), array, out
+        )
 
     def barrier(self) -> Future[None]:
         """Done when every rank has come: as `Communicator.barrier`."""
@@ -144,7 +154,7 @@ class NonBlocking:
         self._is_closed = True
         self._end()
 
-    def _start(self, name: str, work: Callable[[], T]) -> Future[T]:
+    def _start(self, name: str, work: Callable[[], T], *arrays: Any) -> Future[T]:
         from concurrent.futures import Future  # noqa: PLC0415  # takes time to load, and few use it
 
         if self._is_closed:
@@ -154,6 +164,8 @@ class NonBlocking:
                 f"{name}: this is a forked child, without the thread that does what is started; need it started in the process that "
                 f"made the NonBlocking, {self._pid}"
             )
+        for array in arrays:
+            settle(array)  # here, as the thread that reads it has a stream of its own
         future: Future[T] = Future()
         # From now on it can't be cancelled.
         future.set_running_or_notify_cancel()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from collectives.communication_options import CommunicationOptions
 from collectives.communicator import Communicator
+from collectives.host_staged import HostStagedCommunicator
 from collectives.in_process import InProcessCommunicator
 
 
@@ -11,6 +14,8 @@ def process_group(
     communication_options: CommunicationOptions | None = None, *, backend: str = "auto"
 ) -> Communicator:
     """A new group of all processes of this job, one rank each. All processes make it at the same time.
+
+    Arrays may lie on GPUs, where CuPy is installed; they travel by way of the host's memory.
 
     For what is no training step: numbers and arrays that processes hand to one another. Groups, and strategies too, are apart
     from one another: each makes its own calls in its own order, also in threads of their own. A process that is alone is
@@ -34,4 +39,6 @@ def process_group(
     link = join(options.timeout).link(1, options, backend)
     if link is None:
         return InProcessCommunicator.group(1, options.timeout)[0]
-    return HierarchicalCommunicator.alone(link, options.timeout)
+    group = HierarchicalCommunicator.alone(link, options.timeout)
+    # Where there may be arrays on a GPU; whether CuPy is installed is known without loading it.
+    return HostStagedCommunicator(group) if find_spec("cupy") is not None else group

@@ -19,6 +19,7 @@ from collectives import (
     ReduceOp,
     TracedCommunicator,
 )
+from collectives.host_staged import HostStagedCommunicator
 from collectives.rendezvous import Rendezvous
 from tests.processes import on_link
 
@@ -47,6 +48,10 @@ def _traced(world_size: int) -> Sequence[Communicator]:
 
 def _in_background(world_size: int) -> Sequence[Communicator]:
     return [_Awaited(end) for end in _in_process(world_size)]
+
+
+def _host_staged(world_size: int) -> Sequence[Communicator]:
+    return [HostStagedCommunicator(end) for end in _in_process(world_size)]
 
 
 @final
@@ -117,6 +122,7 @@ def on_threads() -> Callable[[Sequence[Communicator], Body], list[Any]]:
         *(pytest.param((_in_process_sharing, n), id=f"in_process_sharing-{n}") for n in (2, 3, 8)),
         *(pytest.param((_checked, n), id=f"checked-{n}") for n in (1, 3)),
         *(pytest.param((_traced, n), id=f"traced-{n}") for n in (1, 3)),
+        *(pytest.param((_host_staged, n), id=f"host_staged-{n}") for n in (1, 3)),
         *(pytest.param((_in_background, n), id=f"in_background-{n}") for n in (1, 3)),
         *(
             pytest.param((_in_processes, counts), id=f"shared_memory-{'+'.join(map(str, counts))}")

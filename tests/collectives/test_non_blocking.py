@@ -167,19 +167,14 @@ def test_what_was_started_goes_on_after_close_and_nothing_more_is_started(pair: 
 
 
 def test_its_thread_ends_when_nobody_can_start_anything_any_more() -> None:
-    def background() -> int:
-        return sum(thread.name.startswith("xpdistribute-background") for thread in threading.enumerate())
-
-    before = background()
+    before = set(threading.enumerate())
     end = NonBlocking(InProcessCommunicator.group(1)[0])
-    assert background() == before + 1
+    (thread,) = set(threading.enumerate()) - before
     np.testing.assert_array_equal(end.all_reduce(np.ones(1)).result(TIMEOUT), [1.0])
     del end
     gc.collect()
-    deadline = time.monotonic() + TIMEOUT
-    while background() > before:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    thread.join(TIMEOUT)
+    assert not thread.is_alive()
 
 
 def test_arrays_are_let_go_when_the_handle_is() -> None:
