@@ -305,13 +305,14 @@ class Job:
 
     def _failed(self, peer: Peer, message: Message) -> None:
         text, follows = field(message, "text", str), message.get("follows")
-        follows = follows if isinstance(follows, int) and self._may_follow(follows) else None
+        is_known = any(message["type"] != "left" for message in self._roster.told)
+        follows = follows if isinstance(follows, int) and (is_known or self._may_follow(follows)) else None
         if peer.standing is Standing.HERE:
             peer.standing = Standing.FAILED
             if peer in self._roster.newcomers:
                 self._roster.remove_newcomer(peer)
             # All know already what this one only repeats; in an elastic job that it fails is news all the same.
-            elif follows is None or self._roster.elastic:
+            elif follows is None or not is_known or self._roster.elastic:
                 self._tell_of(peer, "failed", text=text, follows=follows)
             self._event(Failed, peer, text=text, follows=follows)
         # After the others were told: who hears this may end the process, and the hub may live in it.
@@ -319,13 +320,13 @@ class Job:
         self._settle()
 
     def _may_follow(self, process: int) -> bool:
-        """Whether one may have failed because another is gone."""
-        told = self._roster.told
-        if any(message["type"] != "left" for message in told):
-            return True
-        # Who waited in vain for one that had ended in good order is the first to fail. But what was told before the last
-        # regroup is forgotten, and too few may be left to go on.
-        return self._roster.epoch > 0 and all(message["process"] != process for message in told)
+        """Whether one may have failed because another has, of whose failure the hub does not know."""
+        roster = self._roster
+        # Who waited in vain for one that had ended in good order is the first to fail. But that a step has failed is told by the
+        # link, and the one in which it has may come later with its own words. And what was told before the last regroup is
+        # forgotten, and too few may be left to go on.
+        is_here = 0 <= process < len(roster.members) and roster.members[process].standing is Standing.HERE
+        return is_here or (roster.epoch > 0 and all(message["process"] != process for message in roster.told))
 
     def _lose(self, peer: Peer, how: str, why: str) -> None:
         peer.standing = Standing.LOST

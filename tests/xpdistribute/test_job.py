@@ -213,6 +213,14 @@ def test_who_fails_because_another_one_ended_in_good_order_is_news_to_all() -> N
     assert job.events[-1].follows is None
 
 
+def test_who_fails_because_of_one_whose_own_words_come_later_is_no_culprit() -> None:
+    job = Played(3)
+    told = job.say(10, "failed", text="PeerFailedError: process 1 failed", follows=1)
+    assert kinds(told) == {10: ["heard"], 11: ["failed"], 12: ["failed"]}
+    job.say(11, "failed", text="ValueError")
+    assert [event.follows for event in job.events[3:]] == [1, None]
+
+
 def test_who_is_gone_without_a_word_has_died() -> None:
     job = Played(2)
     (lost,) = job.end(11)[10]
