@@ -22,6 +22,7 @@ from collectives.errors import (
     CollectiveError,
     CollectiveTimeoutError,
     PeerFailedError,
+    in_words,
 )
 from collectives.exit_hooks import ExitHooks
 from collectives.hang_report import TIMEOUT, HangReport, stacks_now
@@ -31,6 +32,7 @@ from collectives.membership import Regrouped as Regrouped
 from collectives.membership import gone, name_of
 from xpdistribute.process_identity import identify, kill
 from xpdistribute.wire import LIMIT, Message, WireError, encode
+from xpdistribute.words import MOST, shortened
 
 TO_BE_HEARD = 0.3
 """Seconds that a process which ends waits until the hub has its last words."""
@@ -272,9 +274,7 @@ class Channel:
         """
         if self._closed:
             return
-        # A text that has no end would have no reader either; the hub refuses what is longer than its limit.
-        most = LIMIT // 16
-        text = text if len(text) <= most else f"{text[: most // 2]}\n...\n{text[-most // 2 :]}"
+        text = shortened(text, 2 * MOST)  # the hub refuses what is longer than its limit
         if self.failure is None:
             last = text.rstrip().rpartition("\n")[2]
             self.failure = CollectiveAbortedError(
@@ -457,7 +457,7 @@ class Channel:
             state = dict(self.descriptions.about(about))
             encode(state)
         except Exception as error:  # noqa: BLE001  # told in the report, in place of the description
-            state = {"describe_failed": repr(error)}
+            state = {"describe_failed": in_words(error)}
         stack, frame = stacks_now()
         return {**state, "stack": stack, "frame": frame, "pid": os.getpid(), "host": self.host}
 

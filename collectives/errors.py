@@ -13,6 +13,8 @@ import traceback
 from collections.abc import Sequence
 from typing import TypeVar
 
+from xpdistribute.words import MOST_OF_A_LINE, shortened
+
 E = TypeVar("E", bound=BaseException)
 
 
@@ -80,15 +82,18 @@ def is_common(error: BaseException) -> bool:
 
 
 def in_words(error: BaseException) -> str:
-    """The type and the text of an error, as its traceback ends; also of one whose ``str`` raises."""
+    """The type and the text of an error, as its traceback ends, in bounds; also of one whose ``str`` raises."""
     try:
-        return f"{type(error).__name__}: {error}"
+        return shortened(f"{type(error).__name__}: {error}", MOST_OF_A_LINE)
     except Exception:  # noqa: BLE001  # a user's own class; what is being reported matters more than its text
         return f"{type(error).__name__}: <exception str() failed>"
 
 
 def told_in_full(error: BaseException) -> str:
-    """What the other processes are told of an error: its traceback, and in the last line the error, which they name in theirs."""
-    text = "".join(traceback.format_exception(error)).rstrip()
+    """What the other processes are told of an error: its traceback, and in the last line the error, which they name in theirs.
+
+    In bounds, however long its own text is.
+    """
+    text = shortened("".join(traceback.format_exception(error)).rstrip())
     last = in_words(error)
     return text if text.endswith(last) else f"{text}\n{last}"  # it has notes, which stand last

@@ -13,11 +13,13 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn, final
 
 from collectives.errors import PeerFailedError, told_in_full
+from xpdistribute.words import MOST, shortened
 
 _TO_BE_READ = 0.2
 """Seconds that mpiexec has to read what a failed process printed before it sees it end."""
@@ -67,11 +69,19 @@ class ExitHooks:
             self._has_failed = True
             self._publish(told_in_full(error), followed(error))
         try:
-            self._old_hook(kind, error, trace)
+            self._print(kind, error, trace)
         finally:
             if ours and _mpi_is_running():
                 # MPI's end waits for all processes, and they may wait for this one.
                 _end(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+    def _print(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if self._old_hook is sys.__excepthook__ and sys.stderr is not None:
+            text = "".join(traceback.format_exception(kind, error, trace))
+            if len(text) > MOST:
+                sys.stderr.write(shortened(text))
+                return
+        self._old_hook(kind, error, trace)
 
     def _exit(self, status: Any = None, /) -> NoReturn:
         raise _ObservedExit(status, self._on_status)
@@ -86,8 +96,7 @@ class ExitHooks:
             return
         self._has_failed = True
         self._status = status if isinstance(status, int) else 1
-        text = f"it ended with status {status}" if isinstance(status, int) else f"it ended with: {status}"
-        self._publish(text, None)
+        self._publish(_ending(status), None)
 
     def _on_end(self) -> None:
         if os.getpid() != self._pid:
@@ -116,7 +125,18 @@ class _ObservedExit(SystemExit):
         except ValueError:
             # No Python code asks: it is the interpreter, and all of the program has been left.
             self._on_end(self._status)
+            if isinstance(self._status, str):
+                return shortened(self._status)  # it prints that
         return self._status
+
+
+def _ending(status: Any) -> str:
+    if isinstance(status, int):
+        return f"it ended with status {status}"
+    try:
+        return f"it ended with: {shortened(str(status))}"
+    except Exception:  # noqa: BLE001  # a user's own class, which the interpreter can't print either
+        return "it ended with status 1"
 
 
 # Whoever prints it sees what he knows.

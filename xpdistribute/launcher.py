@@ -24,6 +24,7 @@ from xpdistribute.output import ERR, OUT, Output, drawing_on
 from xpdistribute.own_address import own_address
 from xpdistribute.rank_files import RankFiles, remote_command
 from xpdistribute.run_options import USAGE, RunOptions, parse
+from xpdistribute.words import shortened
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -263,7 +264,7 @@ def _conclude(result: Result, plan: _Plan) -> None:
         Output.say(f"ended by {signal.Signals(result.signal).name}")
     elif result.culprit is not None:
         others = "" if options.num_processes == 1 else "; the others were ended"
-        text = "" if result.culprit.is_shown else result.culprit.text.strip()
+        text = "" if result.culprit.is_shown else shortened(result.culprit.text.strip())
         said = ". What it said last:" if text else ""
         Output.say(f"{who(result.culprit)} {how(result.culprit)}{others}{said}")
         if text:

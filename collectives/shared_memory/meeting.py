@@ -27,6 +27,7 @@ from collectives.errors import (
 )
 from collectives.shared_memory.flags import DATA, Flags, page_bytes
 from collectives.watch import Watch
+from xpdistribute.words import shortened
 
 T = TypeVar("T")
 
@@ -279,7 +280,11 @@ class Meeting:
     def _exchange_text(self, text: str) -> list[str]:
         """Every process's text. All processes must have seen the reason for it."""
         turn = self.next_turn()
-        data = text.encode()[-_TEXT_BYTES:]
+        # A character takes at most four bytes, and what says that some are left out a few more.
+        data = text.encode(errors="replace")
+        if len(data) > _TEXT_BYTES:
+            data = shortened(text, _TEXT_BYTES * len(text) // len(data) - 100).encode(errors="replace")
+            data = data[-_TEXT_BYTES:]
         head = self.my_heads[turn]
         head[DIGEST], head[NUMBER] = 0, len(data)
         self.my_bodies[turn][: len(data)] = np.frombuffer(data, np.uint8)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, final
 
 from collectives.communication_options import CommunicationOptions
-from collectives.errors import CollectiveTimeoutError, common
+from collectives.errors import CollectiveTimeoutError, common, in_words
 from collectives.link import Link
 from collectives.processes import Processes, joined
 from strategies.checkpoints.errors import CheckpointError, CheckpointMismatchError
@@ -217,7 +217,8 @@ def _differing(values: Sequence[str]) -> str:
 
 
 def _told(error: BaseException) -> dict[str, Any]:
-    told: dict[str, Any] = {"type": type(error).__name__, "text": str(error)}
+    # The type is told anyway.
+    told: dict[str, Any] = {"type": type(error).__name__, "text": in_words(error).partition(": ")[2]}
     if isinstance(error, OSError) and error.errno is not None:
         names = [_text(name) for name in (error.filename, error.filename2)]
         told["os"] = [error.errno, error.strerror, names[0], None, names[1]]

@@ -28,7 +28,8 @@ if rank == 1:
 try:
     strategy.run(step)
 except BaseException as error:
-    print(f"rank {{rank}} heard: {{type(error).__name__}}: {{error}}", file=sys.stderr)
+    if rank != 1:
+        print(f"rank {{rank}} heard: {{type(error).__name__}}: {{error}}", file=sys.stderr)
     raise
 """
 
@@ -101,3 +102,22 @@ def test_an_elastic_job_goes_on_without_one_that_raises_system_exit(tmp_path: Pa
 def test_elastic_processes_that_end_well_in_any_order_end_the_job_well(tmp_path: Path) -> None:
     done = run(tmp_path, "strategy.run(step); raise SystemExit(0)", "--elastic")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "raise ValueError('no ' + 'x' * 50_000_000 + ' data')",
+        "sys.exit('no ' + 'x' * 50_000_000 + ' data')",
+        "def step(): raise ValueError('no ' + 'x' * 50_000_000 + ' data')",
+    ],
+    ids=["raise", "sys.exit", "in a step"],
+)
+def test_an_endless_text_of_an_error_is_cut_wherever_it_comes(tmp_path: Path, body: str) -> None:
+    done = run(tmp_path, body)
+    assert done.returncode == 1
+    assert len(done.stderr) < 500_000
+    assert len(re.findall(r"x \.\.\. \[49\d{6} characters left out\] \.\.\. x+ data", done.stderr)) >= 3
+    assert re.search(r"heard: PeerFailedError: .*process 1 .*no x", done.stderr)
+    last = done.stderr[done.stderr.rindex("xpdistribute run:") :]
+    assert re.match(r"xpdistribute run: rank 1 \(.*\) ended with status 1", last), last[:300]
