@@ -22,6 +22,7 @@ from collectives.errors import (
     CollectiveError,
     CollectiveMismatchError,
     CollectiveTimeoutError,
+    in_words,
 )
 from collectives.flight_recorder import LEFT, FlightRecorder, Record, clock
 
@@ -336,13 +337,14 @@ class Rendezvous:
 
     def _raise_failure(self, member: int, call: Call | None) -> NoReturn:
         failure = self._failure
+        assert failure is not None
         if isinstance(failure, CollectiveError):
             # One instance for each member, with notes of its own: they are raised in several threads at once.
             mine = copy.copy(failure)
             mine.__notes__ = list(getattr(failure, "__notes__", ()))
             raise mine
         raise CollectiveAbortedError(
-            f"{call}: {self._named(member)} was released because another {self._member} failed with {failure!r}"
+            f"{call}: {self._named(member)} was released because another {self._member} failed with {in_words(failure)}"
         ) from failure
 
     def _named(self, member: int) -> str:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-from collectives.errors import is_common
+from collectives.errors import in_words, is_common
 from strategies.checkpoints.checkpoint_manager import CheckpointManager, latest_checkpoint
 from strategies.checkpoints.together import Together
 
@@ -70,7 +70,7 @@ def run_with_restarts(
                     f"run_with_restarts: {path} has no value for {', '.join(missing)}, which may have changed since; start the program again"
                 )
                 raise
-            _tell(restart, f"after {type(error).__name__}: {error}", path)
+            _tell(restart, f"after {in_words(error)}", path)
 
 
 def _require_restartable(error: Exception, restart: int, max_restarts: int, by_launcher: int) -> None:

@@ -192,9 +192,32 @@ def test_what_conclude_raises_is_raised_as_itself_in_one_and_as_the_cause_in_the
         if error is not itself:
             assert isinstance(error, CollectiveAbortedError)
             assert error.__cause__ is itself
-            assert "was released because another rank failed with ZeroDivisionError('in the middle')" in str(
+            assert "was released because another rank failed with ZeroDivisionError: in the middle" in str(
                 error
             )
+
+
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+def test_who_waits_is_released_also_by_an_error_that_has_no_words() -> None:
+    def fail(values: list[Any]) -> list[Any]:
+        raise UnspeakableError
+
+    meeting = Rendezvous(3, 10)
+    errors = in_threads(3, lambda member: meeting.meet(member, Call("x"), member, fail))
+    assert sorted(type(error).__name__ for error in errors) == [
+        "CollectiveAbortedError",
+        "CollectiveAbortedError",
+        "UnspeakableError",
+    ]
+    for error in errors:
+        if isinstance(error, CollectiveAbortedError):
+            assert str(error).endswith("another rank failed with UnspeakableError: <exception str() failed>")
 
 
 def test_abort_releases_who_waits_and_who_comes_later() -> None:

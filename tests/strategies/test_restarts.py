@@ -48,6 +48,30 @@ def test_a_function_that_fails_goes_on_from_the_last_checkpoint(
     )
 
 
+def test_a_function_that_fails_with_an_error_that_has_no_words_goes_on_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class UnspeakableError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+        __repr__ = __str__
+
+    manager = xd.CheckpointManager(xd.Checkpoint(step=0), tmp_path)
+    manager.save()
+    given: list[str | None] = []
+
+    def train(latest: str | None) -> str:
+        given.append(latest)
+        if len(given) == 1:
+            raise UnspeakableError
+        return "good"
+
+    with caplog.at_level(logging.WARNING, "xpdistribute"):
+        assert xd.run_with_restarts(train, manager) == "good"
+    assert "after UnspeakableError: <exception str() failed>; it resumes at" in caplog.text
+
+
 def test_the_last_error_is_raised_after_so_many_restarts(tmp_path: Path) -> None:
     manager = xd.CheckpointManager(xd.Checkpoint(step=0), tmp_path)
     calls = 0
