@@ -18,6 +18,7 @@ from xpdistribute.attempt import Attempt
 from xpdistribute.environment import inherited, settings
 from xpdistribute.host import find_cores
 from xpdistribute.hostfile import Host, allocation, are_local
+from xpdistribute.limits import is_shortage, raise_limits, shortage
 from xpdistribute.mpiexec import Mpiexec, find_mpiexec, shares
 from xpdistribute.outcome import Result, how, who
 from xpdistribute.output import ERR, OUT, Output, drawing_on
@@ -45,6 +46,7 @@ def launch(arguments: Sequence[str]) -> int:
     Returns:
         The exit status: the job's, as `USAGE` says; 2 for wrong usage.
     """
+    options = None
     try:
         options = parse(arguments)
         if options is None:
@@ -54,9 +56,15 @@ def launch(arguments: Sequence[str]) -> int:
     except ValueError as error:
         Output.say(str(error))
         return 2
+    except OSError as error:
+        if not is_shortage(error):
+            raise
+        Output.say(f"{error}. {shortage(options.num_processes) if options else ''}".removesuffix(". "))
+        return 1
 
 
 def _launch(options: RunOptions) -> int:
+    raise_limits(options.num_processes)
     plan = _Plan(options, os.environ)
     if options.dry_run:
         print(plan.as_shell())
@@ -274,4 +282,7 @@ def _conclude(result: Result, plan: _Plan) -> None:
             f"mpiexec ended with status {result.status} before any process had started. {plan.likely_reason}"
         )
     elif result.status:
-        Output.say(f"mpiexec ended with status {result.status}, and did not say why")
+        reason = "" if result.has_started else shortage(options.num_processes)
+        Output.say(
+            f"mpiexec ended with status {result.status}{f'. {reason}' if reason else ', and did not say why'}"
+        )

@@ -8,11 +8,11 @@ and ends what is left.
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Collection, Sequence
 
+from xpdistribute.limits import has_room
 from xpdistribute.output import ERR, OUT
 
 _SHELL = "/bin/sh"
@@ -85,13 +85,8 @@ class RankFiles:
                         os.mkfifo(path, 0o600)
                         # Also for writing, so that the pipe has no end while no rank, or none yet, has it open.
                         self.pipes[os.open(path, os.O_RDWR | os.O_NONBLOCK)] = (rank, stream)
-        except BaseException as error:
+        except BaseException:
             self.remove()
-            if isinstance(error, OSError) and error.errno == errno.EMFILE:
-                raise ValueError(
-                    f"-n: got {num_processes} processes, and this process may open no more files; need two for each — "
-                    "ulimit -n 65536"
-                ) from None
             raise
 
     def _open_terminal(self, stream: int) -> bool:
@@ -213,10 +208,10 @@ def remote_command(program: Sequence[str], *, all_output: bool) -> list[str]:
 
 def _new_folder() -> str:
     for parent in (os.environ.get("XDG_RUNTIME_DIR"), os.environ.get("TMPDIR"), "/tmp"):
-        if parent and os.access(parent, os.W_OK | os.X_OK) and stat.S_ISDIR(os.stat(parent).st_mode):
+        if parent and os.path.isdir(parent) and has_room(parent):
             folder = f"{parent}/xpdistribute-{os.getpid()}-{os.urandom(4).hex()}"
             os.mkdir(folder, 0o700)
             return folder
     raise ValueError(
-        "xpdistribute run: no folder for its pipes can be written, /tmp neither; need one — set TMPDIR"
+        "xpdistribute run: no folder for its pipes can be written and has room, /tmp neither; need one — set TMPDIR"
     )

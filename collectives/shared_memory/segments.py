@@ -8,9 +8,11 @@ owner's ``/proc/<pid>/fd``, which the kernel allows to the same user.
 from __future__ import annotations
 
 import bisect
+import errno
 import itertools
 import mmap
 import os
+import resource
 import sys
 import threading
 import weakref
@@ -26,6 +28,8 @@ from collectives.arrays import Array
 PAGE = mmap.PAGESIZE
 _MANY_MAPPINGS = 1024
 """Segments of other processes that are kept mapped; those not used for longest go first."""
+
+_NEED = "need processes of one user in one PID namespace, alive — use backend='mpi' where they are not"
 
 
 class Location(NamedTuple):
@@ -101,8 +105,8 @@ class OwnSegments:
         except OSError as error:
             raise OSError(
                 error.errno,
-                f"shared memory: the system refused {size} bytes ({error.strerror}); free some, or raise the limit of "
-                "memory or of open files (ulimit -n)",
+                f"shared memory: the system refused {size} bytes ({error.strerror}); "
+                f"{_remedy(error, 'free some memory')}",
             ) from error
         memory: Array = np.frombuffer(mapping, np.uint8)
         segment = _Segment(descriptor, next(self._serials), memory.ctypes.data, size)
@@ -198,9 +202,9 @@ class PeerSegments:
             finally:
                 os.close(own)
         except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
             raise RuntimeError(
-                f"shared memory: can't open that of {self._where} ({path}: {error}); need processes of one user in one PID "
-                "namespace, alive — use backend='mpi' where they are not"
+                f"shared memory: can't open that of {self._where} ({path}: {reason}); {_remedy(error, _NEED)}"
             ) from error
         memory: Array = np.frombuffer(mapping, np.uint8)
         return memory
@@ -208,6 +212,24 @@ class PeerSegments:
     def close(self) -> None:
         """Forget all mappings."""
         self._mapped.clear()
+
+
+def _remedy(error: OSError | ValueError, otherwise: str) -> str:
+    """What there is to be done about memory that can't be made or opened."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.EMFILE:
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (
+            f"this process may have {most} open files, and each piece of shared memory is one — raise the limit (ulimit -n 65536, or "
+            "your system's limits.conf)"
+        )
+    if number == errno.ENFILE:
+        return "the whole system has no open files left — raise the sysctl fs.file-max"
+    if number == errno.EFBIG:
+        return "the limit of the size of files holds for it — raise it (ulimit -f unlimited)"
+    if number == errno.ENOMEM:
+        return "free some, or raise the limit of memory (ulimit -v, the container's) or of mappings (sysctl vm.max_map_count)"
+    return otherwise
 
 
 def open_all(
