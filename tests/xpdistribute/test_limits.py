@@ -34,7 +34,9 @@ needs_mpiexec = pytest.mark.skipif(
 )
 
 
-def run(folder: Path, *program: str, before: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, *program: str, before: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
     """A job of two, started by a shell that does something before."""
     (folder / "train.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "xpdistribute", "run", "-n", "2", *program, f"{folder}/train.py"]
@@ -57,9 +59,13 @@ def test_too_few_open_files_are_named_with_what_is_needed(tmp_path: Path, limit:
     (tmp_path / "runtime").mkdir()
     done = run(tmp_path, before=f"ulimit -n {limit}", XDG_RUNTIME_DIR=str(tmp_path / "runtime"))
     assert done.returncode not in (0, 2)
-    assert done.stderr.rstrip().splitlines()[-1].endswith(
-        f"open files: a process may have {limit}; mpiexec needs about 44 for 2 processes — raise the limit (ulimit -n 65536, or your "
-        "system's limits.conf)"
+    assert (
+        done.stderr.rstrip()
+        .splitlines()[-1]
+        .endswith(
+            f"open files: a process may have {limit}; mpiexec needs about 44 for 2 processes — raise the limit (ulimit -n 65536, or your "
+            "system's limits.conf)"
+        )
     ), done.stderr
     assert "Traceback" not in done.stderr
     assert not list((tmp_path / "runtime").iterdir())
