@@ -50,6 +50,11 @@ class Link(ABC):
         return len(self.counts)
 
     @property
+    def is_connected(self) -> bool:
+        """Whether there are others yet: a newcomer of an elastic job is alone until it is taken in."""
+        return True
+
+    @property
     def size(self) -> int:
         """How many members the group has."""
         return self.starts[-1]

@@ -391,7 +391,12 @@ class Strategy(ABC):
         """
         self._require_across("distribute_datasets_from_function")
         return distribute_from_function(
-            dataset_fn, len(self._devices), place=self._place, options=options, **self._workers
+            dataset_fn,
+            len(self._devices),
+            place=self._place,
+            options=options,
+            wrap=None if self._recovery is None else True,
+            **self._workers,
         )
 
     @property
@@ -423,8 +428,8 @@ class Strategy(ABC):
         if link is None:
             return {}
         return {
-            # Where processes may be lost and come, newcomers make their datasets without the others.
-            "link": link if self._recovery is None else None,
+            "link": link,
+            "again": None if self._recovery is None else self.across,
             "num_input_pipelines": link.num_processes,
             "input_pipeline_id": link.process,
             "num_replicas_in_sync": link.size,

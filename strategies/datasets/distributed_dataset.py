@@ -15,7 +15,7 @@ from strategies.datasets.input_options import AutoShardPolicy, InputOptions, Inp
 from strategies.datasets.local_replicas import LocalReplicas, Place, keep, refuse_in_replica
 from strategies.datasets.splitting import share_bounds, share_sizes
 from strategies.datasets.stage import UNKNOWN_CARDINALITY, Stage, Traits
-from strategies.datasets.workers_in_step import in_step
+from strategies.datasets.workers_in_step import Again, in_step
 
 
 @final
@@ -47,6 +47,7 @@ class DistributedDataset:
         numbers: Callable[[], tuple[int, int, int, int]] | None = None,
         before_next: Callable[[object], None] = refuse_in_replica,
         link: Link | None = None,
+        again: Again | None = None,
     ) -> None:
         """Describes the distribution; nothing is iterated yet.
 
@@ -64,6 +65,7 @@ class DistributedDataset:
             numbers: these numbers as they are now, where they may change; as `LocalReplicas` has them.
             before_next: called before each element, with the iterator.
             link: to the other workers, which then all call this; by it they make equally many steps.
+            again: in an elastic job, as `in_step` has it.
 
         Raises:
             NotImplementedError: replication mode PER_REPLICA, which only a dataset function can have.
@@ -96,7 +98,9 @@ class DistributedDataset:
             _require_shardable(policy, known, replicas)
         sees_all = num_input_pipelines > 1 and policy is AutoShardPolicy.OFF
         self._split = _Split(dataset.stage, replicas, sees_all, options.uneven)
-        self._stage = in_step(self._split, link, replicas, options.uneven, policy, "distribute_dataset")
+        self._stage = in_step(
+            self._split, link, replicas, options.uneven, policy, "distribute_dataset", again
+        )
         self._epochs = Epochs()
 
     @property

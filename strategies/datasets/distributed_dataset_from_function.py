@@ -14,7 +14,7 @@ from strategies.datasets.elements import Element, flatten, unflatten
 from strategies.datasets.input_options import InputContext, InputOptions, InputReplicationMode, OnUneven
 from strategies.datasets.local_replicas import LocalReplicas, Place, keep, refuse_in_replica
 from strategies.datasets.stage import UNKNOWN_CARDINALITY, Stage, Traits
-from strategies.datasets.workers_in_step import in_step
+from strategies.datasets.workers_in_step import Again, in_step
 
 
 @final
@@ -31,11 +31,12 @@ class DistributedDatasetFromFunction:
         replicas: LocalReplicas,
         on_uneven: OnUneven = OnUneven.CONTINUE,
         link: Link | None = None,
+        again: Again | None = None,
     ) -> None:
         """As `distribute_from_function`, with the datasets made already: one for all local replicas, or one each."""
         self._dealt = _Dealt(tuple(dataset.stage for dataset in pipelines), replicas, on_uneven)
         self._stage = in_step(
-            self._dealt, link, replicas, on_uneven, None, "distribute_datasets_from_function"
+            self._dealt, link, replicas, on_uneven, None, "distribute_datasets_from_function", again
         )
         self._epochs = Epochs()
 
@@ -83,6 +84,7 @@ def distribute_from_function(
     num_replicas_in_sync: int | None = None,
     first_replica_id: int | None = None,
     link: Link | None = None,
+    again: Again | None = None,
 ) -> DistributedDatasetFromFunction:
     """Call ``dataset_fn`` for this process's pipelines, and deal out what they give.
 
@@ -99,6 +101,7 @@ def distribute_from_function(
         num_replicas_in_sync: replicas of all workers; by default as many on each as here.
         first_replica_id: the global id of this process's first replica, by default likewise.
         link: to the other workers, which then all call this; by it they make equally many steps.
+        again: in an elastic job, as `in_step` has it.
 
     Raises:
         TypeError: ``dataset_fn`` doesn't return an iterable.
@@ -133,7 +136,7 @@ def distribute_from_function(
                 "another iterable of elements — return it"
             )
         pipelines.append(made if isinstance(made, Dataset) else from_generator(made))
-    return DistributedDatasetFromFunction(pipelines, replicas, options.uneven, link)
+    return DistributedDatasetFromFunction(pipelines, replicas, options.uneven, link, again)
 
 
 _MISSING = object()

@@ -1,16 +1,16 @@
 """Datasets of several workers that need not be equally long: all workers make the same number of steps.
 
 Where the lengths are known and equal, nothing is communicated. Elsewhere the workers agree before each step whether anybody has
-data left: one small reduction.
+data left: one small reduction. In an elastic job they do so always, as workers are lost and come, and with them their data.
 """
 
 from __future__ import annotations
 
 import pickle
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from strategies.datasets.input_options import AutoShardPolicy, OnUneven
 from strategies.datasets.local_replicas import LocalReplicas
 from strategies.datasets.stage import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Stage, Traits
 from variables.values import PerReplica
+
+Again: TypeAlias = Callable[[Callable[[], Any]], Any]
+"""Does what it is given, perhaps more than once, and returns what that has returned."""
 
 _HAS, _IS_OUT, _LACKS_FORM, _FAILED = range(4)
 """What the workers tell one another before each step: flags, of which the maximum says whether it is so on any of them."""
@@ -37,6 +40,7 @@ def in_step(
     on_uneven: OnUneven,
     policy: AutoShardPolicy | None,
     where: str,
+    again: Again | None = None,
 ) -> Stage:
     """The same steps, as many on each worker; all workers call it.
 
@@ -47,14 +51,20 @@ def in_step(
         on_uneven: what happens when some workers have no data left and others have.
         policy: how the data is shared; None where each worker has its own.
         where: what the user called.
+        again: in an elastic job, does what all workers do together, again where some are lost in it. The link is then one that
+            does not connect a newcomer yet.
 
     Raises:
         ValueError: the workers share their data by different policies, or differ in what they do about uneven data.
     """
-    if link is None:
-        return stage
+    is_shared = policy is not None and policy is not AutoShardPolicy.OFF
+    if link is None or (again is not None and is_shared):
+        return stage  # shared data has as many steps for whoever is there
+    if again is not None and not link.is_connected:
+        return _InStep(stage, link, replicas, on_uneven, (UNKNOWN_CARDINALITY,), again)
+    act = _once if again is None else again
     own = (stage.traits.cardinality, None if policy is None else policy.name, on_uneven.name)
-    told: list[Any] = link.gather_objects(Call(where), [own] * replicas.num_local)
+    told: list[Any] = act(lambda: link.gather_objects(Call(where), [own] * replicas.num_local))
     by_worker = [told[start] for start in link.starts[:-1]]
     if len({kind[1:] for kind in by_worker}) > 1:
         listed = "; ".join(
@@ -64,7 +74,6 @@ def in_step(
         raise common(ValueError(f"{where}: {listed}; need the same on all workers"))
     lengths = [cardinality for cardinality, *_ in by_worker]
     is_even = len(set(lengths)) == 1 and lengths[0] != UNKNOWN_CARDINALITY
-    is_shared = policy is not None and policy is not AutoShardPolicy.OFF
     if is_shared and link.process == 0 and len({n for n in lengths if n >= 0}) > 1:
         warnings.warn(
             f"{where}: the workers' datasets have {', '.join(map(str, lengths))} steps, and by policy {own[1]} each takes only "
@@ -72,7 +81,13 @@ def in_step(
             "take auto_shard_policy='OFF' or distribute_datasets_from_function",
             stacklevel=4,
         )
-    return stage if is_even else _InStep(stage, link, replicas, on_uneven, tuple(lengths))
+    if is_even and again is None:
+        return stage
+    return _InStep(stage, link, replicas, on_uneven, tuple(lengths), act)
+
+
+def _once(work: Callable[[], Any]) -> Any:
+    return work()
 
 
 @final
@@ -86,6 +101,7 @@ class _InStep(Stage):
         replicas: who gets the elements.
         on_uneven: what happens when only some workers have data.
         lengths: cardinalities, by worker.
+        again: does what all workers do together, again where some are lost in it.
     """
 
     inner: Stage
@@ -93,6 +109,7 @@ class _InStep(Stage):
     replicas: LocalReplicas
     on_uneven: OnUneven
     lengths: tuple[int, ...]
+    again: Again
 
     @property
     def traits(self) -> Traits:
@@ -145,13 +162,13 @@ class _InStep(Stage):
         own = np.array(flags, np.uint8)
         result = np.empty(len(flags), np.uint8)
         call = Call(_NEXT.kind, (*_NEXT.detail, (own.dtype, own.shape)))
-        self.link.fold(call, ReduceOp.MAX, [[own]] * self.replicas.num_local, [[result]])
+        self.again(lambda: self.link.fold(call, ReduceOp.MAX, [[own]] * self.replicas.num_local, [[result]]))
         return [bool(flag) for flag in result]
 
     def _told(self, what: str, value: object) -> list[Any]:
         """Every worker's value, by worker."""
         call = Call(_NEXT.kind, (*_NEXT.detail, what))
-        told = self.link.gather_objects(call, [value] * self.replicas.num_local)
+        told = self.again(lambda: self.link.gather_objects(call, [value] * self.replicas.num_local))
         return [told[start] for start in self.link.starts[:-1]]
 
     def _raise(self, own: Exception | None) -> None:
