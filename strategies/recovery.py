@@ -8,6 +8,7 @@ and make it again. Newcomers are taken in between two steps (see `Newcomers`).
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,23 @@ from variables.variable import Variable
 T = TypeVar("T")
 
 _log = logging.getLogger("xpdistribute")
+
+
+class _Together(threading.local):
+    """Whether this thread is in what all processes do together."""
+
+    is_begun = False
+
+    def __enter__(self) -> None:
+        self.is_begun = True
+
+    def __exit__(self, *_: object) -> None:
+        self.is_begun = False
+
+
+_together = _Together()
+_all: list[weakref.ref[Recovery]] = []
+"""Of the strategies of this process, in the order in which they were made."""
 
 
 @final
@@ -73,6 +91,7 @@ class Recovery:
         self._needs_copies: dict[Any, bool] = {}
         self._has_warned = False
         processes.on_renewal(self._renewed, self._described)
+        _all.append(weakref.ref(self))
 
     def note(self, variable: Variable) -> None:
         """A variable has been made; all processes make the same ones in the same order."""
@@ -126,10 +145,16 @@ class Recovery:
         return loss is not None and self._can_go_on(loss)
 
     def again(self, work: Callable[[], T]) -> T:
-        """What all processes do together between steps, done again as often as processes are lost in it."""
+        """What all processes do together between steps, done again as often as processes are lost in it.
+
+        As a whole: of what is a part of something else that is done together, the loss is the whole's.
+        """
+        if _together.is_begun:
+            return work()
         while True:
             try:
-                return work()
+                with _together:
+                    return work()
             except PeerFailedError as error:
                 if self._is_in_step or current_replica() is not None or not self._can_go_on(error):
                     raise
@@ -246,6 +271,13 @@ class Recovery:
     def _living_variables(self) -> list[Variable]:
         self._variables = [reference for reference in self._variables if reference() is not None]
         return [variable for reference in self._variables if (variable := reference()) is not None]
+
+
+def again(work: Callable[[], T]) -> T:
+    """`Recovery.again` of what belongs to no strategy: by the first that there is, as all processes have made the same ones."""
+    living = [one for reference in _all if (one := reference()) is not None]
+    _all[:] = map(weakref.ref, living)
+    return living[0].again(work) if living else work()
 
 
 def _require_kept(

@@ -296,6 +296,9 @@ class Checkpoint(Group):
             owner = _owner_of(self._objects)
             if owner is not None:
                 return owner.across(lambda: work(together))
+            from strategies.recovery import again  # noqa: PLC0415  # loaded by jobs that need it
+
+            return again(lambda: work(together))
         return work(together)
 
     # -------------------------------------------------------------- attributes

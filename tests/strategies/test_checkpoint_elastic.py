@@ -83,6 +83,33 @@ def test_a_process_killed_while_all_restore_is_done_without(tmp_path: Path) -> N
     assert _job(body, 2) == [(2, 5, [1.0, 1.0, 1.0])] * 2
 
 
+@pytest.mark.parametrize("kind", ["numbers", "metric", "nested", "iterator"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_checkpoint_without_variables_of_its_own_is_saved_and_restored_again_too(
+    tmp_path: Path, kind: str, victim: int
+) -> None:
+    def body(rank: Rank) -> Any:
+        s = elastic_strategy(rank)
+        dying = Dying(lambda: rank.die() if rank.number == victim else None)
+        objects: dict[str, Any] = {"a_dying": dying, "step": 5}
+        with s.scope():
+            if kind == "metric":
+                objects["metric"] = xd.metrics.Mean("loss")
+                objects["metric"].update(np.array([2.0]))
+            elif kind == "nested":
+                w, b = xd.Variable(np.ones(2)), xd.Variable(np.zeros(2))
+                objects["layers"] = [{"w": w}, [b, {"optimizer": xd.SGD(0.1)}]]
+            elif kind == "iterator":
+                objects["it"] = iter(s.distribute_dataset(xd.from_arrays(np.arange(8.0)).batch(4)))
+        checkpoint = xd.Checkpoint(**objects)
+        path = checkpoint.save(tmp_path / "ck")
+        checkpoint.step = 0
+        checkpoint.restore(path)
+        return path, checkpoint.step, s.num_workers
+
+    assert _job(body, victim) == [(str(tmp_path / "ck"), 5, 2)] * 2
+
+
 def test_a_newcomer_neither_saves_nor_restores_before_it_is_taken_in(tmp_path: Path) -> None:
     xd.CheckpointManager(xd.Checkpoint(v=np.full(2, 7.0), step=3), tmp_path).save(3)
 
