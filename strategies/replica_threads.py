@@ -128,10 +128,10 @@ class ReplicaThreads:
         return results
 
     def _execute(self, replica: int) -> None:
-        results = self._results
-        token = current.set(self._contexts[replica])
+        results, context = self._results, self._contexts[replica]
+        token = current.set(context)
         try:
-            self._thread_ids[replica] = _thread.get_ident()
+            self._thread_ids[replica] = context.thread = _thread.get_ident()
             try:
                 results[replica] = self._calls[replica]()
             finally:
@@ -140,7 +140,6 @@ class ReplicaThreads:
                 _deliver_pending_exception()
         except BaseException as error:  # noqa: BLE001  # handed to the caller, which raises it
             self._errors[replica] = error
-            context = self._contexts[replica]
             number, count = context.replica_id_in_sync_group, context.num_replicas_in_sync
             _note(error, f"in replica {number} of {count} ({self._devices[replica]})")
             self._rendezvous.abort(error)
@@ -148,6 +147,7 @@ class ReplicaThreads:
                 self._report_caller(error)
                 self._interrupt(error.missing)
         finally:
+            context.thread = None
             current.reset(token)
             if self._rendezvous.end(replica):
                 self._lane.wake()

@@ -21,7 +21,7 @@ from collectives.rendezvous import Rendezvous
 from collectives.selection import local_communicators
 from strategies.replica_threads import ReplicaThreads
 from variables.flat_memory import is_variable_memory
-from variables.replica_context import Owner, ReplicaContext, ReplicaContextError, current
+from variables.replica_context import ANY_THREAD, Owner, ReplicaContext, ReplicaContextError, current
 from variables.values import PerReplica, map_structure, regroup, select_arguments
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Steps:
 
     def first_replica(self) -> ReplicaContext:
         """The view of replica 0, for code outside of steps that is meant for one."""
-        return self._crew(0).contexts[0]
+        return self._crew(0).outside
 
     def close(self) -> None:
         """End the threads; no further step runs."""
@@ -152,7 +152,9 @@ class Steps:
         contexts = [
             ReplicaContext(strategy, i, end.rank, end, rendezvous, depth) for i, end in enumerate(ends)
         ]
-        return _Crew(rendezvous, contexts, ReplicaThreads(contexts, self._devices, rendezvous))
+        outside = ReplicaContext(strategy, 0, ends[0].rank, ends[0], rendezvous, depth)
+        outside.thread = ANY_THREAD
+        return _Crew(rendezvous, contexts, outside, ReplicaThreads(contexts, self._devices, rendezvous))
 
     def _wait_for_other_thread(self) -> None:
         timeout = self._options.timeout
@@ -179,20 +181,27 @@ class _Crew:
     """All that one step needs, so that a step inside a merge function can run while the outer one waits."""
 
     def __init__(
-        self, rendezvous: Rendezvous, contexts: Sequence[ReplicaContext], threads: ReplicaThreads
+        self,
+        rendezvous: Rendezvous,
+        contexts: Sequence[ReplicaContext],
+        outside: ReplicaContext,
+        threads: ReplicaThreads,
     ) -> None:
         self.rendezvous = rendezvous
         self.contexts = contexts
+        self.outside = outside
         self.threads = threads
 
 
 def _run_alone(crew: _Crew, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A step of one replica, in the caller's thread and context."""
     crew.rendezvous.begin()
-    token = current.set(crew.contexts[0])
+    context = crew.contexts[0]
+    token, context.thread = current.set(context), threading.get_ident()
     try:
         result = fn(*args, **kwargs)
     finally:
+        context.thread = None
         current.reset(token)
     if result is None:
         return None

@@ -73,5 +73,6 @@ class CentralVariable(Variable):
             copy.apply(write, combine(values, self.aggregation))
             return [None] * len(values)
 
+        context.require_own_thread(f"{self.name}.{write.value}")
         context.rendezvous.meet(context.local_replica_id, Call(write.value, (), self.name), value, conclude)
         return copy.live() if read_value else None

@@ -86,6 +86,7 @@ class MirroredVariable(Variable):
             self._apply_to_all(write, combine(values, self.aggregation, context.strategy.link, call))
             return [None] * len(values)
 
+        context.require_own_thread(f"{self.name}.{write.value}")
         call = Call(write.value, (), self.name)
         context.rendezvous.meet(context.local_replica_id, call, value, conclude)
 

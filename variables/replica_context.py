@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from threading import get_ident
 from types import BuiltinFunctionType
 from typing import Any, Protocol, TypeVar, final
 
@@ -37,6 +38,9 @@ from variables.journal import Journal
 from variables.values import flatten, map_structure, regroup, select, sketch
 
 T = TypeVar("T")
+
+ANY_THREAD = -1
+"""In the place of a thread's number, which is none."""
 
 
 class ReplicaContextError(RuntimeError):
@@ -87,7 +91,8 @@ class CrossReplicaContext:
 class ReplicaContext:
     """One replica's view: who it is, and what it does together with the others.
 
-    Every replica makes the same calls in the same order. Calls raise `CollectiveMismatchError` where the replicas' calls
+    It is of use to the step's own code only, in the thread that runs the replica; kept for later, or given to a thread, it raises
+    `ReplicaContextError`. Every replica makes the same calls in the same order. Calls raise `CollectiveMismatchError` where the replicas' calls
     differ, `CollectiveTimeoutError` where one does not come, `CollectiveAbortedError` where one failed.
 
     Args:
@@ -97,6 +102,9 @@ class ReplicaContext:
         communicator: this replica's end of the group of all.
         rendezvous: where the replicas of this process meet.
         depth: as in `CrossReplicaContext`.
+
+    Attributes:
+        thread: that runs the replica now; None where no step is under way, `ANY_THREAD` where there need not be one.
     """
 
     __slots__ = (
@@ -106,6 +114,7 @@ class ReplicaContext:
         "rendezvous",
         "replica_id_in_sync_group",
         "strategy",
+        "thread",
     )
 
     def __init__(
@@ -123,6 +132,7 @@ class ReplicaContext:
         self.communicator = communicator
         self.rendezvous = rendezvous
         self.depth = depth
+        self.thread: int | None = None
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -151,6 +161,8 @@ class ReplicaContext:
         Raises:
             Exception: what ``merge_fn`` raised.
         """
+        if current.get() is not self or self.thread != get_ident():
+            self._require_here("merge_call")
         if not isinstance(args, (list, tuple)):
             raise ValueError(f"merge_call: got args={args!r}; need a tuple or list of arguments")
 
@@ -196,6 +208,8 @@ class ReplicaContext:
             ValueError: an unknown ``reduce_op``; weights that do not suit it.
         """
         del options
+        if current.get() is not self or self.thread != get_ident():
+            self._require_here("all_reduce")
         op = ReduceOp.parse(reduce_op)
         if weight is not None:
             return self._weighted_mean(op, value, weight, name, like)
@@ -234,6 +248,8 @@ class ReplicaContext:
             ValueError: a scalar, or no such axis.
         """
         del options
+        if current.get() is not self or self.thread != get_ident():
+            self._require_here("all_gather")
 
         def gather(leaf: Any) -> Array:
             array = require_dense(leaf, "all_gather")
@@ -241,6 +257,40 @@ class ReplicaContext:
             return given_back(joined, leaf, like)
 
         return map_structure(gather, value)
+
+    def require_own_thread(self, where: str) -> None:
+        """Check that the caller is in the thread that runs the replica, and not in one that it has started.
+
+        Raises:
+            ReplicaContextError: it is.
+        """
+        if self.thread != get_ident():
+            self._require_here(where)
+
+    def _require_here(self, where: str) -> None:
+        if self.thread == ANY_THREAD:
+            return
+        name = f"replica {self.replica_id_in_sync_group} of {self.strategy!r}"
+        here = current.get()
+        if self.thread is None:
+            raise ReplicaContextError(
+                f"{where}: called on the context of {name}, which runs no step now; need that of the step that is running — don't keep "
+                "it, call get_replica_context() in the function passed to strategy.run"
+            )
+        if here is None or here is self:
+            raise ReplicaContextError(
+                f"{where}: called for {name} in another thread than that which runs it; need what replicas do together done by the "
+                "function passed to strategy.run itself — let threads of yours compute only, and wait for them"
+            )
+        where_it_is = (
+            f"replica {here.replica_id_in_sync_group}"
+            if isinstance(here, ReplicaContext)
+            else "code across replicas, such as a merge function"
+        )
+        raise ReplicaContextError(
+            f"{where}: called on the context of {name} by {where_it_is}; need the caller's own — call get_replica_context() where it "
+            "is used"
+        )
 
     def _weighted_mean(self, op: ReduceOp, value: Any, weight: float, name: str | None, like: Any) -> Any:
         if op is not ReduceOp.MEAN:

@@ -421,6 +421,7 @@ def require_aggregation(variable: Variable, write: Write, created_at: str) -> No
 
 def _create_together(context: ReplicaContext, spec: Callable[[], VariableSpec], name: str | None) -> Variable:
     """Inside a step: one variable for all replicas, from the first one's initial value."""
+    context.require_own_thread("Variable")
     first = spec() if context.local_replica_id == 0 else None
 
     def conclude(specs: Sequence[VariableSpec | None]) -> list[Variable]:

@@ -254,6 +254,8 @@ class Optimizer:
         gradients, variables = columns
         context = current.get()
         replica = context if isinstance(context, ReplicaContext) else None
+        if replica is not None:
+            replica.require_own_thread(f"{self.name}.apply_gradients")
         key = (0 if replica is None else id(replica.strategy), *map(id, variables))
         group = self._groups.get(key)
         if group is None:
