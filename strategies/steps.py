@@ -56,7 +56,7 @@ class Steps:
         self._devices = devices
         self._options = options
         self._cross_device_ops = cross_device_ops
-        self._is_closed = False
+        self.is_closed = False
         self._start_afresh()
         _all.add(self)
 
@@ -109,7 +109,7 @@ class Steps:
 
     def close(self) -> None:
         """End the threads; no further step runs."""
-        self._is_closed = True
+        self.is_closed = True
         for crew in self._crews:
             crew.threads.close()
 
@@ -133,7 +133,7 @@ class Steps:
         return regroup(results, _snapshots, one=_snapshot)
 
     def _crew(self, depth: int) -> _Crew:
-        if self._is_closed:
+        if self.is_closed:
             raise RuntimeError(f"{self._strategy()!r}.run: called after close(); make a new strategy")
         crews = self._crews
         if depth < len(crews) and not crews[depth].threads.is_broken:

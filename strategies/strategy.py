@@ -171,8 +171,11 @@ class Strategy(ABC):
 
         Raises:
             ReplicaContextError: inside a step, or in the scope of another strategy.
+            RuntimeError: after `close`.
         """
         context = self._require_across("scope")
+        if self.is_closed:
+            raise RuntimeError(f"{self!r}.scope: called after close(); make a new strategy")
         with entered(context or CrossReplicaContext(self)):
             yield self
 
@@ -568,8 +571,23 @@ class Strategy(ABC):
     # ---------------------------------------------------------------- its life
 
     def close(self) -> None:
-        """End the replica threads. The variables stay readable; `run` raises."""
+        """End the replica threads. The variables stay readable; `run`, `scope` and writes to variables raise.
+
+        Raises:
+            ReplicaContextError: in a step, which needs them.
+        """
+        context: Context | None = current.get()
+        in_step = isinstance(context, ReplicaContext) or (context is not None and context.depth > 0)
+        if context is not None and context.strategy is self and in_step:
+            raise ReplicaContextError(
+                f"{self!r}.close: called in a step of this strategy; need it to have ended — call it after run has returned"
+            )
         self._steps.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._steps.is_closed
 
     def __enter__(self) -> Self:
         return self

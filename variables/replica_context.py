@@ -59,6 +59,10 @@ class Owner(Protocol):
         """To the other processes that it has replicas in, if there are any."""
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it has ended, so that nothing is written any more."""
+
+    @property
     def journal(self) -> Journal | None:
         """Keeps what the step under way changes, where it may have to be made again."""
 

@@ -323,9 +323,12 @@ class Variable(ArrayBehaviour):
     def _write(
         self, write: Write, value: Any, read_value: bool = True, already_identical: bool = False
     ) -> Any:
-        return self._write_in(
-            current.get(), write, self._checked(write, value), read_value, already_identical
-        )
+        context = current.get()
+        if type(context) is not ReplicaContext and self.owner is not None and self.owner.is_closed:
+            raise RuntimeError(
+                f"{self.name}.{write.value}: called after close() of {self.owner!r}, whose variables can only be read; make a new strategy"
+            )
+        return self._write_in(context, write, self._checked(write, value), read_value, already_identical)
 
     def _checked(self, write: Write, value: Any) -> Any:
         """The value in the variable's dtype, or its slices, once it is certain that they fit."""
