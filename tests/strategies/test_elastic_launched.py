@@ -86,9 +86,17 @@ tell(
 class Launched:
     """A job under the launcher, and what its ranks have told."""
 
-    def __init__(self, folder: Path, arguments: list[str], seconds: float, num_replicas: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        arguments: list[str],
+        seconds: float,
+        num_replicas: int = 1,
+        *,
+        before: str = "",
+    ) -> None:
         script = folder / "program.py"
-        script.write_text(PROGRAM)
+        script.write_text(before + PROGRAM)
         self.told = folder / "told"
         self.told.mkdir()
         self._log = (folder / "log").open("w+")
