@@ -148,6 +148,14 @@ class Rendezvous:
         with self._mutex:
             self._fail(failure)
 
+    def abandon(self, failure: BaseException, absent: Sequence[int]) -> None:
+        """In a forked child: fail the step, and end it for the members whose threads are not in the child."""
+        self._mutex = _thread.allocate_lock()  # one of those threads may have held it
+        self.abort(failure)
+        for member in absent:
+            if not self._ended[member]:
+                self.end(member)
+
     def give_up_on(self, member: int) -> CollectiveTimeoutError | None:
         """Fail the step because a member is late, if anybody waits for it; the failure, or None."""
         with self._mutex:

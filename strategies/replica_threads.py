@@ -8,8 +8,10 @@ lock. A replica whose thread has not begun by the time that the caller would hav
 from __future__ import annotations
 
 import _thread
+import contextlib
 import ctypes
 import logging
+import os
 import sys
 import threading
 import time
@@ -20,7 +22,7 @@ from contextvars import Context, copy_context
 from typing import Any, final
 
 from collectives.devices import Device
-from collectives.errors import CollectiveError, CollectiveTimeoutError
+from collectives.errors import CollectiveAbortedError, CollectiveError, CollectiveTimeoutError
 from collectives.rendezvous import Rendezvous
 from strategies.lane import Lane
 from strategies.pace import Pace
@@ -68,6 +70,8 @@ class ReplicaThreads:
         self._lane = Lane(rendezvous, self._desk.take, self._execute)
         self._threads: dict[int, threading.Thread] = {}
         self._all_started = False
+        self._caller = -1
+        self._is_in_child = False
         self.is_broken = False
         weakref.finalize(self, self._desk.close)
 
@@ -79,6 +83,26 @@ class ReplicaThreads:
     def is_running(self) -> bool:
         """Whether a step is under way."""
         return bool(self._calls)
+
+    def abandon_in_child(self) -> None:
+        """In a forked child: end the step that is under way, as the threads of its other replicas are not in the child."""
+        if not self.is_running:
+            return
+        self._is_in_child = self.is_broken = True
+        self._interrupting = _thread.allocate_lock()
+        here, replicas = _thread.get_ident(), range(self._size)
+        absent = [replica for replica in replicas if self._thread_ids[replica] != here]
+        for replica in absent:
+            if not self._rendezvous.has_ended(replica):
+                self._desk.take(replica)
+        self._rendezvous.abandon(
+            CollectiveAbortedError(
+                "run: this process was forked in a step, and has none of the threads of the step's other replicas; need them for whatever "
+                "replicas do together, and to end the step — let a child compute only what needs no strategy and end by os._exit(), "
+                "or start it by 'spawn'"
+            ),
+            absent,
+        )
 
     def run(self, calls: Sequence[Callable[[], Any]], step: Hashable) -> list[Any]:
         """The results of the calls, each made in its replica, by local replica.
@@ -93,6 +117,7 @@ class ReplicaThreads:
         if not self._all_started:
             self._start()
         rendezvous, lane, outside = self._rendezvous, self._lane, current.get()
+        self._caller = _thread.get_ident()
         rendezvous.begin()
         pace = self._paces.get(step)
         if pace is None:
@@ -151,6 +176,8 @@ class ReplicaThreads:
             current.reset(token)
             if self._rendezvous.end(replica):
                 self._lane.wake()
+            if self._is_in_child and _thread.get_ident() != self._caller:
+                _end_child(self._errors[replica] or self._rendezvous.failure)
 
     # ----------------------------------------------------------------- waiting
 
@@ -343,6 +370,17 @@ def _work(desk: _Desk, replica: int) -> None:
         context, execute = job
         context.run(execute, replica)
         del job, context, execute  # they hold the strategy, which may be dropped meanwhile
+
+
+def _end_child(error: BaseException | None) -> None:
+    """End a process that was forked in a replica's own thread: there is no caller in it who could be told."""
+    if error is not None:
+        sys.excepthook(type(error), error, error.__traceback__)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError, ValueError):  # it is closed
+                stream.flush()
+    os._exit(1)
 
 
 def _ctrl_c(error: BaseException | None) -> KeyboardInterrupt | None:

@@ -226,6 +226,8 @@ _all: weakref.WeakSet[Steps] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for steps in list(_all):
+        for crew in steps._crews:
+            crew.threads.abandon_in_child()
         steps._start_afresh()
 
 
