@@ -7,6 +7,7 @@ the old one or the new one, whenever the writer or the machine stops.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import mmap
@@ -40,6 +41,22 @@ def write_file(path: Path, arrays: Sequence[SavedArray], states: Mapping[str, An
         OSError: it can't be written; what stood at ``path`` still does.
         ValueError: more names and states than the format allows.
     """
+    if "\0" in str(path):
+        raise ValueError(
+            f"save: got {str(path)!r}, which no file can be called; need a path without the character 0"
+        )
+    try:
+        _write_file(path, arrays, states)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        num_bytes = sum(array.num_bytes for array in arrays)
+        number = _kind(error.errno, path)
+        what = f"save: {os.strerror(number)}; {_remedy(number, path, num_bytes)}"
+        raise OSError(number, what, str(path)) from error
+
+
+def _write_file(path: Path, arrays: Sequence[SavedArray], states: Mapping[str, Any]) -> None:
     if path.is_dir():
         raise IsADirectoryError(f"save: got {str(path)!r}, which is a folder; need the path of a file in it")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,6 +74,33 @@ def write_file(path: Path, arrays: Sequence[SavedArray], states: Mapping[str, An
     finally:
         os.close(file)
     _sync_folder(path.parent)
+
+
+def _kind(number: int, path: Path) -> int:
+    """The number of an error, also of one that Python gives another: that of a file in the place of a folder."""
+    return errno.ENOTDIR if number == errno.EEXIST and _file_above(path) else number
+
+
+def _file_above(path: Path) -> Path | None:
+    """What stands where a folder should, among those that a path leads through."""
+    return next((folder for folder in path.parents if os.path.lexists(folder) and not folder.is_dir()), None)
+
+
+def _remedy(number: int, path: Path, num_bytes: int) -> str:
+    """What there is to be done about a file that can't be written."""
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return f"need room for {num_bytes:,} bytes beside what stood there before — free some, or save to another path"
+    if number == errno.EFBIG:
+        return f"need files of {num_bytes:,} bytes to be allowed — raise the limit (ulimit -f unlimited), or save to another path"
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "need a folder that this user may write into — change its rights, or save to another path"
+    if number == errno.ENOTDIR:
+        return f"{_file_above(path)} is no folder; need one there — move it away, or save to another path"
+    if number == errno.ENAMETOOLONG:
+        return "need a shorter name"
+    if number == errno.ENOENT:
+        return f"need a folder, and {path.parent} can't be made — save to another path"
+    return "need a path that can be written — save to another one"
 
 
 def write_bytes(arrays: Sequence[SavedArray], states: Mapping[str, Any]) -> Array:

@@ -362,7 +362,8 @@ def test_a_disk_without_room_is_an_error_and_leaves_the_last_checkpoint(tmp_path
         timeout=60,
         cwd=Path(__file__).parents[2],
     )
-    assert done.stdout.splitlines() == ["File too large"] * 2
+    text = "save: File too large; need files of 800,000 bytes to be allowed — raise the limit (ulimit -f unlimited), or save to another path"
+    assert done.stdout.splitlines() == [text] * 2
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
     assert xpd.load_checkpoint(path)["v"].tolist() == [3.0]
 
