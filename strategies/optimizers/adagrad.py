@@ -9,6 +9,7 @@ from typing import Unpack, final
 import numpy as np
 
 from collectives.arrays import Array
+from strategies.optimizers.hyperparameters import require_real
 from strategies.optimizers.optimizer import LearningRate, Optimizer, OptimizerOptions
 from strategies.optimizers.update_rule import UpdateRule
 
@@ -31,8 +32,10 @@ def Adagrad(  # noqa: N802  # named as the classes of other libraries, whose pla
         options: what all optimizers have; see `Optimizer`.
 
     Raises:
+        TypeError: what is no real number.
         ValueError: a number outside of its range.
     """
+    require_real("Adagrad", initial_accumulator_value=initial_accumulator_value, epsilon=epsilon)
     if not initial_accumulator_value >= 0:
         raise ValueError(
             f"Adagrad: got initial_accumulator_value={initial_accumulator_value}; need a number >= 0"

@@ -10,6 +10,7 @@ from typing import Unpack, final
 import numpy as np
 
 from collectives.arrays import Array
+from strategies.optimizers.hyperparameters import require_real
 from strategies.optimizers.optimizer import LearningRate, Optimizer, OptimizerOptions, UndecayedOptions
 from strategies.optimizers.update_rule import UpdateRule
 
@@ -36,6 +37,7 @@ def Adam(  # noqa: N802  # named as the classes of other libraries, whose place 
         options: what all optimizers have; see `Optimizer`.
 
     Raises:
+        TypeError: what is no real number.
         ValueError: a number outside of its range.
     """
     options.setdefault("name", "Adam")
@@ -63,6 +65,7 @@ def AdamW(  # noqa: N802  # as above
         options: what all optimizers have; see `Optimizer`.
 
     Raises:
+        TypeError: what is no real number.
         ValueError: a number outside of its range.
     """
     rule = _rule("AdamW", beta_1, beta_2, epsilon, amsgrad)
@@ -71,6 +74,7 @@ def AdamW(  # noqa: N802  # as above
 
 
 def _rule(where: str, beta_1: float, beta_2: float, epsilon: float, amsgrad: bool) -> AdamRule:
+    require_real(where, beta_1=beta_1, beta_2=beta_2, epsilon=epsilon)
     for what, beta in (("beta_1", beta_1), ("beta_2", beta_2)):
         if not 0 <= beta < 1:
             raise ValueError(f"{where}: got {what}={beta}; need a number from 0 to below 1")

@@ -11,6 +11,7 @@ import numpy as np
 
 from collectives.arrays import Array, as_array
 from collectives.indexed_slices import IndexedSlices
+from strategies.optimizers.hyperparameters import require_real
 from variables.values import Mirrored, PerReplica
 
 
@@ -25,6 +26,7 @@ class Clipping:
         global_norm: of all gradients together.
 
     Raises:
+        TypeError: a bound that is no real number.
         ValueError: a bound that is not above 0, or more than one.
     """
 
@@ -36,6 +38,7 @@ class Clipping:
         bounds = {"clipvalue": self.value, "clipnorm": self.norm, "global_clipnorm": self.global_norm}
         given = {name: bound for name, bound in bounds.items() if bound is not None}
         for name, bound in given.items():
+            require_real("", **{name: bound})
             if not bound > 0:
                 raise ValueError(f"{name}: got {bound}; need a number above 0, or None")
         if len(given) > 1:
@@ -89,8 +92,10 @@ def clip_by_global_norm(gradients: Iterable[Any], clip_norm: float) -> tuple[lis
         New gradients of the same kinds, and the norm they had. Where the norm is not finite, they are all nan.
 
     Raises:
+        TypeError: a bound that is no real number.
         ValueError: a bound that is not above 0; a `PerReplica`.
     """
+    require_real("clip_by_global_norm", clip_norm=clip_norm)
     if not clip_norm > 0:
         raise ValueError(f"clip_by_global_norm: got clip_norm={clip_norm}; need a number above 0")
     gradients = list(gradients)

@@ -11,6 +11,7 @@ import numpy as np
 from collectives.arrays import Array, as_array
 from collectives.indexed_slices import IndexedSlices, all_reduce_slices
 from collectives.reduce_op import ReduceOp
+from strategies.optimizers.hyperparameters import require_real
 from strategies.optimizers.no_sync import no_sync, require_sync
 from strategies.optimizers.optimizer import GradientAggregation
 from variables.replica_context import ReplicaContext, ReplicaContextError, current
@@ -39,6 +40,7 @@ class GradientAccumulator:
     def __init__(
         self, every: int, reduce: GradientAggregation | str | None = GradientAggregation.SUM
     ) -> None:
+        require_real("GradientAccumulator", every=every)
         if every < 1:
             raise ValueError(f"GradientAccumulator: got every={every}; need at least 1")
         self.every = every

@@ -11,6 +11,7 @@ import numpy as np
 
 from collectives.arrays import Array
 from strategies.optimizers.clipping import sum_of_squares
+from strategies.optimizers.hyperparameters import require_real
 from strategies.optimizers.optimizer import LearningRate, Optimizer, UndecayedOptions
 from strategies.optimizers.update_rule import UpdateRule
 
@@ -37,8 +38,10 @@ def LAMB(  # noqa: N802  # named as the classes of other libraries, whose place 
         options: what all optimizers have; see `Optimizer`.
 
     Raises:
+        TypeError: what is no real number.
         ValueError: a number outside of its range.
     """
+    require_real("LAMB", beta_1=beta_1, beta_2=beta_2, epsilon=epsilon, weight_decay=weight_decay)
     for what, beta in (("beta_1", beta_1), ("beta_2", beta_2)):
         if not 0 <= beta < 1:
             raise ValueError(f"LAMB: got {what}={beta}; need a number from 0 to below 1")

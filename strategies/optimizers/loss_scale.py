@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, final
 
+from strategies.optimizers.hyperparameters import require_real
 from strategies.optimizers.optimizer import LearningRate, Optimizer
 from variables.variable import Variable
 
@@ -23,12 +24,16 @@ class LossScaleOptimizer:
         dynamic_growth_steps: updates in a row before the scale is doubled.
 
     Raises:
+        TypeError: what is no real number.
         ValueError: a number outside of its range.
     """
 
     def __init__(
         self, inner_optimizer: Optimizer, initial_scale: float = 2.0**15, dynamic_growth_steps: int = 2000
     ) -> None:
+        require_real(
+            "LossScaleOptimizer", initial_scale=initial_scale, dynamic_growth_steps=dynamic_growth_steps
+        )
         if not initial_scale > 0 or dynamic_growth_steps < 1:
             raise ValueError(
                 f"LossScaleOptimizer: got initial_scale={initial_scale}, dynamic_growth_steps={dynamic_growth_steps}; "

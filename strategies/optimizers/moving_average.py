@@ -10,6 +10,7 @@ import numpy as np
 
 from collectives.arrays import Array
 from collectives.rendezvous import Call
+from strategies.optimizers.hyperparameters import require_real
 from variables.replica_context import ReplicaContext, current
 from variables.variable import Variable
 
@@ -27,6 +28,7 @@ class ExponentialMovingAverage:
             averages forget the initial values.
 
     Raises:
+        TypeError: what is no real number.
         ValueError: a number outside of its range, or no variables.
     """
 
@@ -34,6 +36,7 @@ class ExponentialMovingAverage:
         self, variables: Iterable[Variable], momentum: float = 0.99, *, num_updates_correction: bool = False
     ) -> None:
         self.variables = tuple(variables)
+        require_real("ExponentialMovingAverage", momentum=momentum)
         if not self.variables or not 0 <= momentum < 1:
             raise ValueError(
                 f"ExponentialMovingAverage: got momentum={momentum} of {len(self.variables)} variables; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import Any, SupportsFloat, TypedDict, final
+from typing import Any, TypedDict, final
 
 from collectives.arrays import Array
 from collectives.flight_recorder import Mark, clock
@@ -15,6 +15,7 @@ from strategies.optimizers.clipping import Clipping
 from strategies.optimizers.contribution import Contribution
 from strategies.optimizers.exchange import Exchange
 from strategies.optimizers.gradient_memory import GradientMemory, place_of
+from strategies.optimizers.hyperparameters import require_real
 from strategies.optimizers.no_sync import require_sync
 from strategies.optimizers.plan import LossScale, Plan, Settings, Update
 from strategies.optimizers.sparse_rows import reduced_slices
@@ -80,6 +81,7 @@ class Optimizer:
         name: for error messages and checkpoints.
 
     Raises:
+        TypeError: what is no real number.
         ValueError: a number outside of its range.
     """
 
@@ -95,6 +97,7 @@ class Optimizer:
         global_clipnorm: float | None = None,
         name: str = "optimizer",
     ) -> None:
+        require_real(name, weight_decay=weight_decay)
         if not weight_decay >= 0:
             raise ValueError(f"{name}: got weight_decay={weight_decay}; need a number >= 0")
         op = parse_member(GradientAggregation, gradient_aggregation, "gradient_aggregation").op
@@ -122,7 +125,9 @@ class Optimizer:
 
     @learning_rate.setter
     def learning_rate(self, learning_rate: LearningRate) -> None:
-        if not callable(learning_rate) and not _is_rate(learning_rate):
+        if not callable(learning_rate):
+            require_real(self.name, ", or a function", learning_rate=learning_rate)
+        if not callable(learning_rate) and not 0 <= float(learning_rate) < math.inf:
             raise ValueError(
                 f"{self.name}: got learning_rate={learning_rate!r}; need a finite number >= 0, or a function"
             )
@@ -465,7 +470,3 @@ class Optimizer:
                     "call it in the function passed to strategy.run"
                 )
         return None
-
-
-def _is_rate(value: object) -> bool:
-    return isinstance(value, SupportsFloat) and 0 <= float(value) < math.inf

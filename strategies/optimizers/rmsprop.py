@@ -9,6 +9,7 @@ from typing import Unpack, final
 import numpy as np
 
 from collectives.arrays import Array
+from strategies.optimizers.hyperparameters import require_real
 from strategies.optimizers.optimizer import LearningRate, Optimizer, OptimizerOptions
 from strategies.optimizers.update_rule import UpdateRule
 
@@ -36,8 +37,10 @@ def RMSprop(  # noqa: N802  # named as the classes of other libraries, whose pla
         options: what all optimizers have; see `Optimizer`.
 
     Raises:
+        TypeError: what is no real number.
         ValueError: a number outside of its range.
     """
+    require_real("RMSprop", rho=rho, momentum=momentum, epsilon=epsilon)
     if not 0 <= rho < 1:
         raise ValueError(f"RMSprop: got rho={rho}; need a number from 0 to below 1")
     if not 0 <= momentum <= 1:

@@ -10,6 +10,8 @@ import bisect
 import math
 from collections.abc import Callable, Sequence
 
+from strategies.optimizers.hyperparameters import require_real
+
 Schedule = Callable[[int], float]
 """From the number of updates before this one to its learning rate."""
 
@@ -35,6 +37,8 @@ def piecewise_constant(boundaries: Sequence[int], values: Sequence[float]) -> Sc
         ValueError: other lengths, or boundaries out of order.
     """
     boundaries, values = list(boundaries), list(values)
+    for number in (*boundaries, *values):
+        require_real("piecewise_constant", number=number)
     if len(values) != len(boundaries) + 1:
         raise ValueError(
             f"piecewise_constant: got {len(boundaries)} boundaries and {len(values)} values; need one value more"
@@ -56,10 +60,12 @@ def exponential_decay(
         staircase: whether it shrinks once at the end of each ``decay_steps`` steps instead of a little each step.
 
     Raises:
+        TypeError: what is no real number.
         ValueError: a number outside of its range.
     """
     _require_at_least(1, decay_steps=decay_steps)
     _require_at_least(0, initial_learning_rate=initial_learning_rate)
+    require_real("exponential_decay", decay_rate=decay_rate)
     if not decay_rate > 0:
         raise ValueError(f"exponential_decay: got decay_rate={decay_rate}; need a number above 0")
 
@@ -79,6 +85,7 @@ def cosine_decay(initial_learning_rate: float, decay_steps: int, alpha: float = 
         alpha: the lowest value as a share of the initial one.
 
     Raises:
+        TypeError: what is no real number.
         ValueError: a number outside of its range.
     """
     _require_at_least(1, decay_steps=decay_steps)
@@ -109,6 +116,7 @@ def polynomial_decay(
         cycle: whether to go on to the next multiple of ``decay_steps`` instead of staying at the end.
 
     Raises:
+        TypeError: what is no real number.
         ValueError: a number outside of its range.
     """
     _require_at_least(1, decay_steps=decay_steps)
@@ -133,6 +141,7 @@ def warm_up(schedule: Schedule | float, num_steps: int, start: float = 0.0) -> S
         start: at step 0.
 
     Raises:
+        TypeError: what is no real number.
         ValueError: a number outside of its range.
     """
     _require_at_least(1, num_steps=num_steps)
@@ -160,6 +169,7 @@ def scale_linearly(learning_rate: float, global_batch_size: int, base_batch_size
 
 
 def _require_at_least(least: int, **numbers: float) -> None:
+    require_real("", **numbers)
     for name, number in numbers.items():
         if not number >= least:
             raise ValueError(f"{name}: got {number}; need at least {least}")

@@ -9,6 +9,7 @@ from typing import Unpack, final
 import numpy as np
 
 from collectives.arrays import Array
+from strategies.optimizers.hyperparameters import require_real
 from strategies.optimizers.optimizer import LearningRate, Optimizer, OptimizerOptions
 from strategies.optimizers.update_rule import UpdateRule
 
@@ -31,8 +32,10 @@ def SGD(  # noqa: N802  # named as the classes of other libraries, whose place i
         options: what all optimizers have; see `Optimizer`.
 
     Raises:
+        TypeError: what is no real number.
         ValueError: a momentum outside of its range, or Nesterov's without any.
     """
+    require_real("SGD", momentum=momentum)
     if not 0 <= momentum <= 1:
         raise ValueError(f"SGD: got momentum={momentum}; need a number from 0 to 1")
     if nesterov and not momentum:
