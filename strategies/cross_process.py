@@ -19,7 +19,15 @@ from collectives.indexed_slices import IndexedSlices, concatenate_slices
 from collectives.link import Link
 from collectives.linked import fold_over, gather_over, gather_slices_over
 from collectives.reduce_op import ReduceOp
-from strategies.cross_replica import Axis, axes_of, components_of, reduce_equal
+from strategies.cross_replica import (
+    Axis,
+    axes_of,
+    components_of,
+    count_along,
+    reduce_equal,
+    require_axes,
+    require_some,
+)
 from variables.mirrored_variable import MirroredVariable
 from variables.replica_context import require_dense
 from variables.values import Mirrored
@@ -66,17 +74,15 @@ def gather_linked(link: Link, value: Any, axis: int) -> Any:
 
 
 def _reduce_axes(link: Link, op: ReduceOp, arrays: Sequence[Array], axes: tuple[int, ...]) -> Array:
-    for array in arrays:
-        for axis in axes:
-            if not -array.ndim <= axis < array.ndim:
-                raise np.exceptions.AxisError(axis, array.ndim, "reduce")
+    require_axes(arrays, axes)
     dtype = arrays[0].dtype
     op.require(dtype, "reduce")
     wide, result_dtype = op.accumulator_dtype(dtype), op.result_dtype(dtype)
-    counts = [int(np.prod([array.shape[a] for a in axes], dtype=np.int64)) for array in arrays]
+    counts = [count_along(array, axes) for array in arrays]
     told: list[Any] = link.gather_objects(Call(_REDUCE.kind, (op, f"of {dtype} along axes {axes}")), counts)
     total_count = sum(told)
     if op in (ReduceOp.MAX, ReduceOp.MIN):
+        require_some(op, arrays[0], axes, total_count)
         # What is empty must not count, and has no maximum: the other end of the dtype's range stands for it.
         parts = [
             op.ufunc.reduce(array, axis=axes) if count or not total_count else _neutral(op, array, axes)

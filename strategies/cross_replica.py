@@ -113,28 +113,67 @@ def axes_of(axis: Axis) -> tuple[int, ...] | None:
     return tuple(int(a) for a in axes)
 
 
+def require_axes(arrays: Sequence[Array], axes: Sequence[int]) -> None:
+    """Check that arrays have the axes along which they are reduced.
+
+    Raises:
+        AxisError: one of NumPy's own.
+    """
+    for array in arrays:
+        for axis in axes:
+            if not -array.ndim <= axis < array.ndim:
+                raise np.exceptions.AxisError(axis, array.ndim, "reduce")
+
+
+def count_along(array: Array, axes: Sequence[int]) -> int:
+    """How many elements become one by a reduction along these axes."""
+    return int(np.prod([array.shape[axis] for axis in axes], dtype=np.int64))
+
+
+def require_some(op: ReduceOp, array: Array, axes: Sequence[int], count: int) -> None:
+    """Refuse the largest or smallest of no elements, which there is none of.
+
+    Args:
+        op: MAX or MIN.
+        array: one of those that are reduced.
+        axes: along which.
+        count: elements along them, on all replicas together.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not count:
+        listed = ", ".join(map(str, axes))
+        raise ValueError(
+            f"reduce: got {describe(array)}, with no elements along axis {listed} on any replica, and {op.name}; need at least one "
+            "element — leave out what is empty, or take SUM, which of none is 0"
+        )
+
+
 def _number_or_array(result: Array, given: Any) -> Any:
     """A result in the library of what was given; NumPy's scalars as numbers."""
     return result[()] if result.ndim == 0 and library_of(given) is None else given_back(result, given)
 
 
 def _reduce_axes(op: ReduceOp, arrays: Sequence[Array], axes: tuple[int, ...]) -> Array:
+    require_axes(arrays, axes)
     dtype = arrays[0].dtype
     if any(array.dtype != dtype for array in arrays):
         listed = "; ".join(f"replica {i}: {describe(array)}" for i, array in enumerate(arrays))
         raise ValueError(f"reduce: got arrays that differ, {listed}; need one dtype")
     op.require(dtype, "reduce")
     wide, result_dtype = op.accumulator_dtype(dtype), op.result_dtype(dtype)
+    counts = [count_along(array, axes) for array in arrays]
     if op in (ReduceOp.MAX, ReduceOp.MIN):
-        filled = [array for array in arrays if array.size] or list(arrays[:1])
+        require_some(op, arrays[0], axes, sum(counts))
+        filled = [array for array, count in zip(arrays, counts, strict=True) if count] or arrays
         parts = [op.ufunc.reduce(array, axis=axes) for array in filled]
     else:
         parts = [op.ufunc.reduce(array, axis=axes, dtype=wide) for array in arrays]
     fold = ReduceOp.SUM if op is ReduceOp.MEAN else op
     total = reduce_arrays([np.asarray(part) for part in parts], fold)
     if op is ReduceOp.MEAN:
-        count = sum(int(np.prod([array.shape[a] for a in axes], dtype=np.int64)) for array in arrays)
         # Elements count, not replicas; of none at all the mean is nan, as everywhere.
         with np.errstate(invalid="ignore", divide="ignore"):
-            total = np.asarray(np.true_divide(total, count))
+            total = np.asarray(np.true_divide(total, sum(counts)))
     return total.astype(result_dtype, copy=False)
