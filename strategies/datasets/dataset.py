@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -42,6 +43,8 @@ class Dataset:
     Immutable: every method gives a new dataset. Iterating starts from the beginning each time. Each
     iteration is an epoch, counted by the dataset object, and a seeded shuffle has an order of its own for
     each epoch, the same in every run: so make the dataset once, before the loop over epochs.
+
+    It can be pickled where the functions in it can, with its arrays and the number of its next epoch.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -275,12 +278,16 @@ def from_generator(source: Callable[[], Iterable[Element]] | Iterable[Element]) 
             if isinstance(source, Sized)
             else UNKNOWN_CARDINALITY
         )
-        return Dataset(Generated(lambda: source, Traits(cardinality)))
+        return Dataset(Generated(partial(_itself, source), Traits(cardinality)))
     if callable(source):
         return Dataset(Generated(source, Traits(UNKNOWN_CARDINALITY)))
     raise TypeError(
         f"from_generator: got {type(source).__name__}; need an iterable, or a function that gives a new one"
     )
+
+
+def _itself(source: Iterable[Element]) -> Iterable[Element]:
+    return source
 
 
 def length(cardinality: int, where: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 from collectives.fork_safe_lock import ForkSafeLock
 from strategies.datasets.elements import Element
@@ -49,6 +49,9 @@ class Epochs:
         self._next = 0
         self._lock = ForkSafeLock()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _epochs_from, (self._next,)  # a lock is this process's own
+
     def begin(self) -> int:
         """The number of a new iteration, from 0."""
         with self._lock:
@@ -60,6 +63,12 @@ class Epochs:
         """Number the next iteration as if ``epoch`` had been the last."""
         with self._lock:
             self._next = epoch + 1
+
+
+def _epochs_from(number: int) -> Epochs:
+    epochs = Epochs()
+    epochs.go_on_after(number - 1)
+    return epochs
 
 
 @final
@@ -88,6 +97,12 @@ class DatasetIterator:
         self._elements: Iterator[Element] | None = stage.open(self._epoch, 0)
         # Reentrant: a function of the pipeline that asks for the next element gets an error, not a deadlock.
         self._lock = ForkSafeLock()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "DatasetIterator: it is a position in this process, and can't be pickled or copied; need the dataset, and state() with "
+            "restore() for the position"
+        )
 
     def __iter__(self) -> DatasetIterator:
         return self

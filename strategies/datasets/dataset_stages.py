@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 from collectives.fork_safe_lock import ForkSafeLock
 from strategies.datasets.elements import Element, count_rows, flatten, stack, unflatten
@@ -33,6 +33,12 @@ class OneShot:
     def __init__(self, elements: Iterator[Element]) -> None:
         self._elements: Iterator[Element] | None = elements
         self._lock = ForkSafeLock()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "dataset: its source is a one-shot iterator, which can't be pickled or copied; need a source that can start over — pass the "
+            "function that makes the generator, or a list"
+        )
 
     def __call__(self) -> Iterator[Element]:
         with self._lock:

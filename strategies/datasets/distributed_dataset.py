@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import final
+from typing import NoReturn, final
 
 from collectives.link import Link
 from strategies.datasets.dataset import Dataset, from_generator, length
@@ -129,6 +129,11 @@ class DistributedDataset:
 
     def __len__(self) -> int:
         return length(self.cardinality, "DistributedDataset")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "DistributedDataset: it belongs to the replicas of this process, and can't be pickled or copied; need the dataset that it is made of"
+        )
 
     def __bool__(self) -> bool:
         return True  # not by length, which may be unknown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import NoReturn, final
 
 from collectives.link import Link
 from strategies.datasets.dataset import Dataset, from_generator, length
@@ -61,6 +61,11 @@ class DistributedDatasetFromFunction:
 
     def __len__(self) -> int:
         return length(self.cardinality, "DistributedDatasetFromFunction")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "DistributedDatasetFromFunction: it belongs to the replicas of this process, and can't be pickled or copied; need the dataset that it is made of"
+        )
 
     def __bool__(self) -> bool:
         return True  # not by length, which may be unknown

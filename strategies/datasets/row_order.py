@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, final
 
 import numpy as np
@@ -39,11 +40,11 @@ class RowOrder:
     @classmethod
     def of_all(cls, length: int) -> RowOrder:
         """Every row once, as stored."""
-        return cls(length, lambda _: range(length))
+        return cls(length, partial(_stored, length))
 
     def sliced(self, part: slice) -> RowOrder:
         """These of the rows, by their places in this order."""
-        return RowOrder(len(range(self.length)[part]), lambda epoch: self.indices(epoch)[part], self.seeds)
+        return RowOrder(len(range(self.length)[part]), partial(_sliced, self, part), self.seeds)
 
     def shuffled(self, buffer_size: int | None, seed: int, *, every_epoch: bool) -> RowOrder:
         """The same rows in a random order.
@@ -53,17 +54,29 @@ class RowOrder:
             seed: of the order.
             every_epoch: whether each epoch has its own order.
         """
-
-        def indices(epoch: int) -> Indices:
-            rng = generator(seed, epoch if every_epoch else 0)
-            before = self.indices(epoch)
-            if buffer_size is None or buffer_size >= self.length:
-                places = rng.permutation(self.length)
-                stored = isinstance(before, range) and before == range(self.length)
-                return places if stored else np.asarray(before)[places]
-            return np.fromiter(buffer_shuffled(before, buffer_size, rng), np.int64, self.length)
-
+        indices = partial(_shuffled, self, buffer_size, seed, every_epoch)
         return RowOrder(self.length, indices, (*self.seeds, seed))
+
+
+# Functions of the module, so that orders can be pickled.
+
+
+def _stored(length: int, _epoch: int) -> Indices:
+    return range(length)
+
+
+def _sliced(before: RowOrder, part: slice, epoch: int) -> Indices:
+    return before.indices(epoch)[part]
+
+
+def _shuffled(order: RowOrder, buffer_size: int | None, seed: int, every_epoch: bool, epoch: int) -> Indices:
+    rng = generator(seed, epoch if every_epoch else 0)
+    before = order.indices(epoch)
+    if buffer_size is None or buffer_size >= order.length:
+        places = rng.permutation(order.length)
+        stored = isinstance(before, range) and before == range(order.length)
+        return places if stored else np.asarray(before)[places]
+    return np.fromiter(buffer_shuffled(before, buffer_size, rng), np.int64, order.length)
 
 
 def generator(seed: int, epoch: int) -> np.random.Generator:
