@@ -205,7 +205,8 @@ class Strategy(ABC):
         Returns:
             What the step returned, in its structure, with a `PerReplica` for every leaf; with one replica the leaves
             themselves. A leaf that is the same object on all replicas stands for itself. Arrays that are part of a
-            variable are copied, so that later steps don't change them.
+            variable are copied, so that later steps don't change them, however they came about; tensors of PyTorch and arrays of
+            JAX that share a variable's memory are not: return ``tensor.clone()``.
 
         Raises:
             Exception: what a replica raised first, with a note that names the replica. The others are released from what

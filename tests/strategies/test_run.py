@@ -272,6 +272,14 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
     "written": lambda w: w.assign_add(np.zeros((2, 2))),
     "sparse": lambda w: IndexedSlices(w.value(), [0, 1]),
     "broadcast": lambda w: np.broadcast_to(w.value(), (3, 2, 2)),
+    "DLPack": np.from_dlpack,
+    "DLPack of a part": lambda w: np.from_dlpack(w.value()[1:]),
+    "buffer": lambda w: np.frombuffer(w.value()),
+    "memoryview": lambda w: np.asarray(memoryview(w.value())[1:]),
+    "strides": lambda w: np.lib.stride_tricks.as_strided(w.value(), (3, 2), (8, 8)),
+    "backwards": lambda w: w.value()[::-1, ::-1],
+    "other dtype": lambda w: w.value().view("i8"),
+    "subclass": lambda w: w.value().view(np.recarray),
 }
 
 
