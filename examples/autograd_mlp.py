@@ -14,6 +14,7 @@ import numpy as np
 from autograd import value_and_grad
 
 from examples.digits import Accuracy, Digits, load
+from examples.digits_flags import parse_few
 from examples.mlp import initial_parameters
 from strategies import (
     SGD,
@@ -73,9 +74,10 @@ def train(
 
 
 def main() -> None:
-    """Train on two replicas and say how well it went."""
-    with MirroredStrategy(["cpu:0", "cpu:1"]) as strategy:
-        losses, accuracy = train(strategy, load("float64"))
+    """Train as the command line says, and say how well it went."""
+    options = parse_few("examples.autograd_mlp", "Learn to read handwritten digits by autograd.")
+    with MirroredStrategy([f"cpu:{number}" for number in range(options.replicas)]) as strategy:
+        losses, accuracy = train(strategy, load("float64"), epochs=options.epochs)
     print(f"loss {np.mean(losses[:20]):.3f} at first, {np.mean(losses[-20:]):.3f} at last")
     print(f"test accuracy {accuracy:.1%}")
 

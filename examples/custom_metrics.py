@@ -14,6 +14,7 @@ given arrays of length 0, and neither the code nor the numbers notice.
 
 from __future__ import annotations
 
+import argparse
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,6 +107,9 @@ def run(strategy: Strategy, train_set: Points, test_set: Points) -> Results:
 
 def main() -> None:
     """Train, test and print the metrics."""
+    argparse.ArgumentParser(
+        prog="python -m examples.custom_metrics", description="Train and test with metrics of your own."
+    ).parse_args()
     with MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"]) as strategy:
         results = run(strategy, scatter(3000, seed=1), scatter(97, seed=2))
 

@@ -1,4 +1,4 @@
-"""The command line of `examples.digits`."""
+"""The command lines of `examples.digits` and of the other programs that learn to read."""
 
 from __future__ import annotations
 
@@ -51,6 +51,20 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         )
     _check_checkpoints(parser, options)
     return options
+
+
+def parse_few(program: str, description: str) -> argparse.Namespace:
+    """The flags of a program that has no more than ``replicas`` and ``epochs``.
+
+    Args:
+        program: the module's name.
+        description: of what it does.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=description)
+    add = parser.add_argument
+    add("--replicas", type=_count, default=2, metavar="N", help="how many share each batch (default 2)")
+    add("--epochs", type=_count, default=12, metavar="E", help="passes over the training set (default 12)")
+    return parser.parse_args()
 
 
 def _check_checkpoints(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

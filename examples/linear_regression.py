@@ -3,6 +3,7 @@
 Run it with ``python -m examples.linear_regression``.
 """
 
+import argparse
 from typing import Any
 
 import numpy as np
@@ -36,4 +37,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        prog="python -m examples.linear_regression", description="Fit a straight line."
+    ).parse_args()
     main()

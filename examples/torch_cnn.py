@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from examples.digits import Accuracy, Digits, load
+from examples.digits_flags import parse_few
 from strategies import (
     SGD,
     MirroredStrategy,
@@ -90,9 +91,10 @@ def train(
 
 
 def main() -> None:
-    """Train on two replicas and say how well it went."""
-    with MirroredStrategy(["cpu:0", "cpu:1"]) as strategy:
-        losses, accuracy = train(strategy, load(np.dtype(np.float32).name))
+    """Train as the command line says, and say how well it went."""
+    options = parse_few("examples.torch_cnn", "Learn to read handwritten digits by a PyTorch module.")
+    with MirroredStrategy([f"cpu:{number}" for number in range(options.replicas)]) as strategy:
+        losses, accuracy = train(strategy, load(np.dtype(np.float32).name), epochs=options.epochs)
     print(f"loss {np.mean(losses[:20]):.3f} at first, {np.mean(losses[-20:]):.3f} at last")
     print(f"test accuracy {accuracy:.1%}")
 

@@ -41,6 +41,24 @@ def test_the_program_runs_as_its_first_lines_say(program: str, tmp_path: Path) -
     assert not done.stderr
 
 
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_program_tells_its_flags_and_refuses_others(program: str) -> None:
+    if program in NEEDS:
+        pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra demo")
+        pytest.importorskip(NEEDS[program], reason=f"needs {NEEDS[program]}, which is not installed")
+    for flag, status, stream in (("--help", 0, "stdout"), ("--no-such-flag", 2, "stderr")):
+        done = subprocess.run(
+            [sys.executable, "-m", f"examples.{program}", flag],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == status
+        assert getattr(done, stream).startswith(f"usage: python -m examples.{program} [-h]")
+
+
 def test_the_examples_are_all_run() -> None:
     assert PROGRAMS == [
         "autograd_mlp",
