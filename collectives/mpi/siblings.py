@@ -17,6 +17,8 @@ from collectives.errors import CollectiveTimeoutError, PeerFailedError
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_JOB = "PMIX_NAMESPACE"
+"""Tells those that were started together from those that they spawn by MPI, which have ranks of their own."""
 _TO_START = 1.0
 """Seconds in which one that is not there may still be started: mpiexec starts one after another."""
 _FIRST_NAP, _LAST_NAP = 0.002, 0.05
@@ -77,6 +79,7 @@ class Siblings:
         self.come: set[int] = set()
         self._rank_name = next((name for name in _RANKS if environ.get(name, "").isdecimal()), "")
         self._size = _number(environ, _SIZES)
+        self._job = environ.get(_JOB, "")
         self._daemon: int | None = None
 
     @property
@@ -96,8 +99,9 @@ class Siblings:
         found: dict[int, int] = {}
         for pid in sorted(parents):
             if self._daemon in _ancestors(pid, parents):
-                rank = (_environ(pid) or {}).get(self._rank_name, "")
-                if rank.isdecimal():
+                variables = _environ(pid) or {}
+                rank = variables.get(self._rank_name, "")
+                if rank.isdecimal() and variables.get(_JOB, "") == self._job:
                     found.setdefault(int(rank), pid)
                     # A rank may be a shell, and the program what that has started.
                     if int(rank) not in self.come and _has_mpi(pid):
