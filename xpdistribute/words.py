@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import re
-
 MOST = 32 << 10
 """Characters of what a process says last, such as a traceback."""
 MOST_OF_A_LINE = 2000
-_LEFT_OUT = re.compile(r" \.\.\. \[(\d+) characters left out\] \.\.\. ")
 
 
 def shortened(text: str, most: int = MOST) -> str:
     """A text's head and tail, and how much was left out between them; the text itself if it is no longer than ``most``."""
     if len(text) <= most:
         return text
+    import re  # noqa: PLC0415  # the launcher starts without it
+
     # What was cut before by somebody with more room is told as one.
-    found = _LEFT_OUT.search(text)
+    found = re.search(r" \.\.\. \[(\d+) characters left out\] \.\.\. ", text)
     head, tail, before = (
         (text, text, 0) if found is None else (text[: found.start()], text[found.end() :], int(found[1]))
     )
