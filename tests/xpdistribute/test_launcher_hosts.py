@@ -139,3 +139,55 @@ def test_hosts_without_mpi_between_them_are_called_by_their_names(tmp_path: Path
             in text
         ), text
         assert "pid:[" not in text
+
+
+AS_IF_BY_SSH = """#!/bin/sh
+# ssh [options] host command: here, where only the name of the host is another
+while [ "${1#-}" != "$1" ]; do shift; done
+host=$1; shift
+exec unshare -u sh -c "hostname $host; $*"
+"""
+
+
+def can_rename_host() -> bool:
+    """Whether this process may give a host's name to another one."""
+    try:
+        done = subprocess.run(
+            ["unshare", "-u", "hostname", "other"], capture_output=True, timeout=10, check=False
+        )
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs xpdistribute[mpi]")
+@pytest.mark.skipif(not can_rename_host(), reason="may not give processes another host name (unshare -u)")
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        ("nodea:1,nodeb:3", ["nodea", "nodeb", "nodeb", "nodeb"]),
+        ("nodea,nodeb", ["nodea"] * 2 + ["nodeb"] * 2),
+    ],
+)
+def test_each_host_gets_as_many_ranks_as_it_has_slots(
+    tmp_path: Path, hosts: str, expected: list[str]
+) -> None:
+    program, agent = tmp_path / "train.py", tmp_path / "ssh"
+    program.write_text("import os\nprint(os.environ['OMPI_COMM_WORLD_RANK'], os.uname().nodename)")
+    agent.write_text(AS_IF_BY_SSH)
+    agent.chmod(0o700)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "xpdistribute", "run", "-n", "4", "-H", hosts, "--all-output"),
+            *("--timeout", "25", str(program)),
+        ],
+        env={**os.environ, "XPDISTRIBUTE_ADDRESS": "127.0.0.1", "PRTE_MCA_plm_ssh_agent": str(agent)},
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"{rank} {host}" for rank, host in enumerate(expected)]
