@@ -82,6 +82,8 @@ class Membership:
         self.loss: Loss | None = None
         """Why the job has ended, if it has not ended well: the first that was lost for a reason of its own; in an elastic
         job, which goes on without those, the first since it went on for the last time."""
+        self.have_left: set[int | None] = set()
+        """The ranks that have said goodbye. Where nobody sees their statuses, one of them may have failed all the same."""
         self._goes_on_after_loss = False
         self._num_awaited = num_processes  # of those that it starts with: they have not come yet
         self._elastic = elastic
@@ -139,6 +141,7 @@ class Membership:
             if event.process is not None:
                 self._hosts.add(event.host)
         elif isinstance(event, Left):
+            self.have_left.add(rank)
             self._standings[_process(event)] = _Standing.LEFT
         elif isinstance(event, (Failed, Lost, Silent)):
             return self._lose(event, rank)

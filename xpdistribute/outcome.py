@@ -76,6 +76,11 @@ def find_culprit(
         return None
     pids = processes.pids()
     first = None if members is None else members.loss
+    ended = _completed(endings[0], pids) if endings and not is_local else None
+    if ended is not None and ended.rank is not None and ended.status:
+        if members is not None and ended.rank in members.have_left:
+            # It raised SystemExit, of which the hub knows the goodbye only; the others have failed or been ended because of it.
+            return Culprit(ended.rank, ended.pid, None, ended.status, output.last_words(ended.rank))
     if first is not None and first.process is not None:
         # The hub knows whose failure the others only followed, though these may have ended earlier.
         own = processes.statuses.get(first.process)
