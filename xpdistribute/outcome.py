@@ -77,10 +77,9 @@ def find_culprit(
     pids = processes.pids()
     first = None if members is None else members.loss
     ended = _completed(endings[0], pids) if endings and not is_local else None
-    if ended is not None and ended.rank is not None and ended.status:
-        if members is not None and ended.rank in members.have_left:
-            # It raised SystemExit, of which the hub knows the goodbye only; the others have failed or been ended because of it.
-            return Culprit(ended.rank, ended.pid, None, ended.status, output.last_words(ended.rank))
+    if ended is not None and ended.rank is not None and ended.status and _has_left(members, ended.rank):
+        # It raised SystemExit, of which the hub knows the goodbye only; the others have failed or been ended because of it.
+        return Culprit(ended.rank, ended.pid, None, ended.status, output.last_words(ended.rank))
     if first is not None and first.process is not None:
         # The hub knows whose failure the others only followed, though these may have ended earlier.
         own = processes.statuses.get(first.process)
@@ -139,6 +138,10 @@ def _completed(ending: Ending, pids: Mapping[int, int]) -> Ending:
     if ending.rank is None:
         return ending._replace(rank=next((rank for rank, pid in pids.items() if pid == ending.pid), None))
     return ending if ending.pid is not None else ending._replace(pid=pids.get(ending.rank))
+
+
+def _has_left(members: Membership | None, rank: int) -> bool:
+    return members is not None and rank in members.have_left
 
 
 def _last_line(text: str) -> str:
