@@ -62,7 +62,7 @@ def make_link(
     from collectives.mpi.library import world  # noqa: PLC0415  # an extra
     from collectives.mpi.mpi_link import MpiLink  # noqa: PLC0415  # likewise
 
-    comm = world()
+    comm = world(timeout)
     _require_one_numbering(comm, channel, why)
     between = MpiLink(comm, counts, timeout=timeout, watch=channel, name=name)
     return between if backend == "mpi" else _over_hosts(between, channel, hosts, name, channel, timeout)
