@@ -85,8 +85,6 @@ class Channel:
         self._is_regrouping = False
         self._reports: dict[tuple[str, str], HangReport] = {}
         self._left_peers: dict[int, str] = {}
-        self._orders: list[Message] = []
-        self._spawner: Callable[[Message], None] | None = None
         self._hooks: ExitHooks | None = None
         _all.add(self)
         connection.start(self._take, self._lose_hub)
@@ -101,7 +99,6 @@ class Channel:
         host: str,
         size: int | None = None,
         join: bool = False,
-        spawn: int | None = None,
         timeout: float = 300.0,
         describe: Describe = dict,
     ) -> Channel:
@@ -114,7 +111,6 @@ class Channel:
             host: what this process calls its host.
             size: how many processes this one believes the job to have; refused if it has another number.
             join: come as a newcomer, which gets its number by its first `regroup`.
-            spawn: by which of the hub's orders another process has started this one; None if none has.
             timeout: seconds to try for.
             describe: says what this process is doing where no link does.
 
@@ -132,7 +128,6 @@ class Channel:
             "identity": identify(os.getpid()),
             "size": size,
             "join": join,
-            "spawn": spawn,
         }
         return cls(HubConnection(address, hello, timeout), host, describe)
 
@@ -206,8 +201,7 @@ class Channel:
                 raise CollectiveTimeoutError(answer["text"], answer["missing"])
             raise CollectiveAbortedError(answer["text"])
         members = tuple(
-            Member(one["pid"], one["host"], one["old_process"], one["info"], one["spawner"], one["spawn"])
-            for one in answer["members"]
+            Member(one["pid"], one["host"], one["old_process"], one["info"]) for one in answer["members"]
         )
         return Regrouped(answer["epoch"], answer["process"], members)
 
@@ -247,21 +241,6 @@ class Channel:
             f"{about or kind}: process {self.process} waited {waited:g} s for the others, and the hub at {self.address} did not "
             f"say within {timeout:g} s what they do; is the process that hosts it stopped?"
         )
-
-    def set_spawner(self, spawner: Callable[[Message], None]) -> None:
-        """Say who starts other processes when the hub wants it.
-
-        Args:
-            spawner: called in the channel's thread with the hub's order: its ``id``, ``rank`` and ``host``. It must not take long.
-        """
-        with self._changed:
-            self._spawner, orders, self._orders = spawner, self._orders, []
-        for order in orders:
-            spawner(order)
-
-    def spawn_failed(self, number: int, text: str) -> None:
-        """Tell the hub that an order of its can't be carried out, and why."""
-        self._send({"type": "spawn_failed", "id": number, "text": text})
 
     # ------------------------------------------------------------ failing, ending
 
@@ -417,11 +396,6 @@ class Channel:
                 self._take_regrouped(message)
             elif kind == "regroup_failed":
                 self._regrouped = message
-            elif kind == "spawn":
-                if self._spawner is None:
-                    self._orders.append(message)
-                else:
-                    self._spawner(message)
             elif kind == "heard":
                 self._heard = True
             elif kind == "hub_closed":

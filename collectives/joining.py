@@ -6,21 +6,19 @@ TF_CONFIG's variables tell it to every process alike.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import secrets
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from collectives.channel import Channel
 from collectives.cluster_environment import ClusterKind, ClusterPlace
-from collectives.errors import CollectiveError, in_words
+from collectives.errors import CollectiveError
 from xpdistribute.hub import Hub
-from xpdistribute.wire import Message, split_address
+from xpdistribute.wire import split_address
 
-TOKEN, JOIN, SPAWN = "XPDISTRIBUTE_TOKEN", "XPDISTRIBUTE_JOIN", "XPDISTRIBUTE_SPAWN"
+TOKEN, JOIN = "XPDISTRIBUTE_TOKEN", "XPDISTRIBUTE_JOIN"
 
 _hub: Hub | None = None
 """Of a job whose process 0 this is; lives as long as the process."""
@@ -44,11 +42,6 @@ def connect(place: ClusterPlace, timeout: float, environ: Mapping[str, str] | No
     if place.is_alone and not joins and place.kind is not ClusterKind.LAUNCHER:
         return None
     address, token = _meeting_point(place, environ, timeout)
-    spawn = environ.get(SPAWN) if joins else None
-    if spawn:
-        from collectives.mpi.newcomers import begin  # noqa: PLC0415  # for MPI, which is an extra
-
-        begin()
     channel = Channel.connect(
         address,
         token,
@@ -56,10 +49,8 @@ def connect(place: ClusterPlace, timeout: float, environ: Mapping[str, str] | No
         host=place.host,
         size=None if joins else place.num_processes,
         join=joins,
-        spawn=int(spawn) if spawn else None,
         timeout=timeout,
     )
-    channel.set_spawner(lambda order: _spawn(channel, order))
     channel.install_hooks()
     return channel
 
@@ -111,21 +102,6 @@ def _by_mpi(place: ClusterPlace, timeout: float) -> tuple[str, str]:
     if comm.rank == 0:
         address = f"127.0.0.1:{split_address(address)[1]}"
     return address, token
-
-
-def _spawn(channel: Channel, order: Message) -> None:
-    """Start another process, as the hub has ordered, while this one goes on."""
-
-    def work() -> None:
-        from collectives.mpi.newcomers import spawn  # noqa: PLC0415  # for MPI, which is an extra
-
-        try:
-            spawn(order["id"], order["rank"], order["host"])
-        except Exception as error:  # noqa: BLE001  # told to the launcher, which says it; this process goes on
-            with contextlib.suppress(CollectiveError):  # the hub is gone: the job ends
-                channel.spawn_failed(order["id"], in_words(error))
-
-    threading.Thread(target=work, name="mpi-spawn", daemon=True).start()
 
 
 def _start(hub: Hub) -> Hub:

@@ -19,16 +19,12 @@ class Member:
         host: what it calls its host.
         old_process: its number before; None for a newcomer.
         info: what it gave to `regroup`.
-        spawner: the process that has started a newcomer, and that MPI connects it with; None if none has.
-        spawn: by which of the hub's orders.
     """
 
     pid: int
     host: str
     old_process: int | None
     info: Any
-    spawner: int | None = None
-    spawn: int = 0
 
     @property
     def is_new(self) -> bool:

@@ -7,25 +7,16 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, final
+from collections.abc import Callable
+from typing import final
 
 from collectives.backends import BACKENDS, make_link
-from collectives.channel import Channel, Member
+from collectives.channel import Channel
 from collectives.cluster_environment import ClusterPlace, find_place, tf_config_changed
 from collectives.clusters import TF_CONFIG, ClusterTask
 from collectives.communication_options import DEFAULT_TIMEOUT, CommunicationOptions
-from collectives.errors import (
-    CollectiveAbortedError,
-    CollectiveError,
-    CollectiveTimeoutError,
-    PeerFailedError,
-    common,
-    in_words,
-    told_in_full,
-)
+from collectives.errors import CollectiveAbortedError, PeerFailedError, common, in_words, told_in_full
 from collectives.exit_hooks import followed
 from collectives.joining import connect
 from collectives.link import Link
@@ -96,8 +87,8 @@ class Processes:
 
     @property
     def newcomers(self) -> int:
-        """How many processes wait to be taken in."""
-        return 0 if self.channel is None else self.channel.newcomers
+        """How many processes wait to be taken in; none where several hosts are connected by MPI, which newcomers are not in."""
+        return 0 if self.channel is None or self._needs_mpi else self.channel.newcomers
 
     @property
     def num_processes(self) -> int:
@@ -184,15 +175,6 @@ class Processes:
                 for member in members
             )
             self._num_links = 0
-            num_survivors = sum(not member.is_new for member in members)
-            try:
-                if num_survivors < len(members):
-                    self._connect_newcomers(channel, members, num_survivors, timeout)
-            except PeerFailedError as error:
-                if error.process not in channel.gone:
-                    raise
-                admit = False
-                continue
             if members[regrouped.process].is_new:
                 _require_alike(own, members[0].info)
             try:
@@ -210,73 +192,6 @@ class Processes:
                 if error.process not in channel.gone:
                     raise
                 admit = False
-
-    def _connect_newcomers(
-        self, channel: Channel, members: Sequence[Member], num_survivors: int, timeout: float
-    ) -> None:
-        """Have MPI connect newcomers with the others, if it connects these.
-
-        Raises:
-            PeerFailedError: a process is gone; a newcomer, if it could not be connected.
-            CollectiveError: in a newcomer that could not be.
-        """
-        is_new = members[channel.process].is_new
-        comm: Any = None
-        problem: str | None = None
-        try:
-            comm = self._connected(channel, members, num_survivors, timeout)
-        except (CollectiveError, RuntimeError) as error:
-            problem = str(error)
-        try:
-            problems = channel.gather(f"newcomers {channel.epoch}", problem, timeout)
-        except PeerFailedError as error:
-            problem = str(error)
-            if comm is not None:
-                from collectives.mpi.newcomers import abandon  # noqa: PLC0415  # an extra
-
-                abandon([comm])
-            if not members[channel.process].spawn:
-                raise
-            problems = [problem]
-        problem = next((one for one in problems if one is not None), None)
-        if problem is None:
-            if comm is not None:
-                from collectives.mpi.survivors import set_all  # noqa: PLC0415  # an extra
-
-                set_all(comm)
-            return
-        if is_new:
-            raise CollectiveAbortedError(
-                f"process {channel.process}: this process, which has come later, can't be taken in ({problem}); the others go on without it"
-            )
-        # The newcomers end, and are as good as dead for the others.
-        deadline = time.monotonic() + timeout
-        while not channel.gone and time.monotonic() < deadline:
-            time.sleep(0.002)
-        for loss in channel.gone.values():
-            raise loss
-        raise CollectiveTimeoutError(
-            f"process {channel.process}: processes that have come later can't be taken in ({problem}), and have not ended within "
-            f"{timeout:g} s; are they stopped?"
-        )
-
-    def _connected(
-        self, channel: Channel, members: Sequence[Member], num_survivors: int, timeout: float
-    ) -> Any:
-        """A communicator of all; None where MPI is not needed."""
-        newcomers = members[num_survivors:]
-        spawners = [(one.spawner, one.spawn) for one in newcomers if one.spawner is not None]
-        if len(spawners) < len(newcomers):
-            if self._needs_mpi or any(one.spawn for one in newcomers):
-                raise RuntimeError(
-                    "MPI connects the processes, and only with those that one of them has started, which is there"
-                )
-            return None
-        from collectives.mpi.newcomers import connect_newcomers  # noqa: PLC0415  # an extra
-
-        return connect_newcomers(
-            channel.process, spawners, num_survivors, lambda: bool(channel.gone), timeout
-        )
 
     def forget_after_fork(self) -> None:
         """In a forked child, which maps the memory and has the connections of its parent: keep it from taking the parent's part."""

@@ -25,7 +25,6 @@ from xpdistribute.rank_processes import RankProcesses
 if TYPE_CHECKING:
     from xpdistribute.events import Event, Regrouped
     from xpdistribute.hub import Hub
-    from xpdistribute.membership import Decision
 
 _TO_START = 0.06
 """Seconds after which the hub is loaded if no rank has asked for it before: the start of the ranks needs the cores first."""
@@ -88,7 +87,7 @@ class Attempt:
         self._is_local = is_local
         self._elastic = elastic
         self._deadline = deadline
-        self._words = MpiexecWords(output, is_tagged=not is_local, elastic=elastic)
+        self._words = MpiexecWords(output, is_tagged=not is_local)
         self._events: deque[Event | Regrouped] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll = select.poll()
@@ -98,7 +97,6 @@ class Attempt:
             self._processes,
             output,
             self._replace,
-            self._give_up,
             self._end_by,
             num_processes=num_processes,
             is_local=is_local,
@@ -205,22 +203,11 @@ class Attempt:
                 os.close(descriptor)
         return reads
 
-    def _replace(self, decision: Decision) -> None:
-        rank = decision.replace
-        if self._end_at is not None or rank is None:
-            return
-        if decision.spawns:
-            assert self._hub is not None  # which has told of the loss
-            self._processes.expect_newcomer(rank, None)
-            # What ranks of one machine call their hosts is not what mpiexec calls it.
-            self._hub.spawn(rank, None if self._is_local else decision.host)
+    def _replace(self, rank: int) -> None:
+        if self._end_at is not None:
             return
         environment = {**self._environment, "XPDISTRIBUTE_RANK": str(rank), "XPDISTRIBUTE_JOIN": "1"}
         self._processes.start_newcomer(rank, self._files.command(self._program), environment)
-
-    def _give_up(self, rank: int) -> None:
-        if self._hub is not None:
-            self._hub.give_up_spawn(rank)
 
     # ------------------------------------------------------------ waiting
 

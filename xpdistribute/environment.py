@@ -46,8 +46,6 @@ _OPEN_MPI_4 = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "OMPI_MCA_hwloc_base_binding_policy": "none",
 }
-# With it, collectives of MPI's own crash in a process that was spawned by another one (Open MPI 5.0.11).
-_ELASTIC = {"OMPI_MCA_coll_han_priority": "0"}
 _INTEL = {"I_MPI_PIN": "0"}
 _MEMORY = {
     # Read by the GNU C library only: freed memory stays with the process, so that big messages don't fault its pages anew.
@@ -66,13 +64,7 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def settings(
-    environ: Mapping[str, str],
-    mpiexec: Mpiexec,
-    cores: int,
-    local_processes: int,
-    threads: int | None = None,
-    *,
-    elastic: bool = False,
+    environ: Mapping[str, str], mpiexec: Mpiexec, cores: int, local_processes: int, threads: int | None = None
 ) -> dict[str, str]:
     """What is set for mpiexec and the ranks beyond the launcher's environment.
 
@@ -82,11 +74,8 @@ def settings(
         cores: of a host.
         local_processes: the most that a host gets.
         threads: of BLAS in each, whatever the environment says; None for cores / processes, where it says nothing.
-        elastic: whether ranks may be lost and replaced.
     """
     chosen = {**_of_mpi(mpiexec), **_MEMORY, "PYTHONUNBUFFERED": "1"}
-    if elastic and mpiexec.kind is Kind.OPEN_MPI:
-        chosen.update(_ELASTIC)
     if "GLIBC_TUNABLES" in environ and "glibc.malloc" in environ["GLIBC_TUNABLES"]:
         chosen = {name: value for name, value in chosen.items() if name not in _MEMORY}
     wanted = {name: value for name, value in chosen.items() if name not in environ}

@@ -24,39 +24,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Joined(Event):
-    """It has connected.
-
-    Attributes:
-        rank: whose place it takes, where it was started for that by another process of the job; else None.
-    """
-
-    rank: int | None = None
-
-
-@dataclass(frozen=True)
-class Spawning(Event):
-    """It starts another process in the place of a lost one; what was started before for that does not count any more.
-
-    Attributes:
-        rank: whose place that is.
-        number: of the order, which is in the environment of that process.
-    """
-
-    rank: int = 0
-    number: int = 0
-
-
-@dataclass(frozen=True)
-class NotSpawned(Event):
-    """It was to start another process in the place of a lost one, and could not.
-
-    Attributes:
-        rank: whose place that was.
-        text: why.
-    """
-
-    rank: int = 0
-    text: str = ""
+    """It has connected."""
 
 
 @dataclass(frozen=True)

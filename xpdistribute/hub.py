@@ -145,19 +145,6 @@ class Hub:
         """
         self._call(lambda: self._do(self._job.ended(process, pid, status, time.monotonic())))
 
-    def spawn(self, rank: int, host: str | None) -> None:
-        """Have a process of the job start one in the place of a rank, which `on_event` is told of when it joins, or can't be started.
-
-        Args:
-            rank: its number.
-            host: where to; None for wherever there is room.
-        """
-        self._call(lambda: self._do(self._job.spawn(rank, host, time.monotonic())))
-
-    def give_up_spawn(self, rank: int) -> None:
-        """Say that what was wanted by `spawn` has ended before it joined, or is not expected any more."""
-        self._call(lambda: self._do(self._job.give_up_spawn(rank, time.monotonic())))
-
     def all_ended(self, timeout: float = 0.5) -> None:
         """Say that `ended` is called no more, and wait until ``on_event`` was told of all that has happened."""
         done = threading.Event()

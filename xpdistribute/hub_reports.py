@@ -5,7 +5,6 @@ What is to be done is decided in `xpdistribute.membership`.
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from collections import deque
@@ -25,8 +24,6 @@ _TO_FAIL = 4.0
 """Seconds that mpiexec has to end the others when a rank has failed; some don't do it by themselves."""
 _TO_FAIL_TOO = 0.3
 """Seconds that the others have to raise the same as the one that is to be replaced: when nobody is left, none is started."""
-_TO_COME = 60.0
-"""Seconds that a process which another one was to start has to join: it may load large libraries first."""
 _TO_HEAR = 0.3
 """Seconds that the hub has to tell what it knew of a process that has ended."""
 
@@ -38,8 +35,7 @@ class HubReports:
     Args:
         processes: of this machine.
         output: of the job.
-        replace: has a process started in the place of a rank, if the job is not ending.
-        give_up: called with a rank that is not replaced any more.
+        replace: starts a process in the place of a rank, if the job is not ending.
         end_by: ends the job at a `time.monotonic`, or before.
         num_processes: how many there are at first.
         is_local: whether all ranks are on this machine.
@@ -55,8 +51,7 @@ class HubReports:
         self,
         processes: RankProcesses,
         output: Output,
-        replace: Callable[[Decision], None],
-        give_up: Callable[[int], None],
+        replace: Callable[[int], None],
         end_by: Callable[[float], None],
         *,
         num_processes: int,
@@ -69,7 +64,6 @@ class HubReports:
         self._processes = processes
         self._output = output
         self._replace = replace
-        self._give_up = give_up
         self._end_by = end_by
         self._num_processes = num_processes
         self._is_local = is_local
@@ -78,14 +72,11 @@ class HubReports:
         self._declared: set[int] = set()  # ranks that the hub was told are dead
         self._told: dict[int, int] = {}  # by rank, the process ids of those whose status the hub was told
         self._ranks: dict[tuple[str, int], int] = {}  # by host and process id, of all that have joined
-        self._awaited: dict[
-            int, float
-        ] = {}  # ranks that others are started for by the job's processes, and until when
         self._decided: deque[tuple[float, Decision]] = deque()  # what is done about the lost, and when
 
     def take(self, event: Event | Regrouped) -> None:
         """Do what follows from what has happened."""
-        from xpdistribute.events import Joined, Regrouped, Spawning  # noqa: PLC0415  # as below
+        from xpdistribute.events import Joined, Regrouped  # noqa: PLC0415  # as below
 
         if self.members is None:
             from xpdistribute.membership import Membership  # noqa: PLC0415  # loaded while the ranks start
@@ -101,29 +92,18 @@ class HubReports:
             self._output.follow(self._ranks.get((event.hosts[0], event.pids[0]), self._output.speaker))
             self._obey(self.members.handle(event, None))
             return
-        if isinstance(event, Spawning):
-            self._awaited[event.rank] = time.monotonic() + _TO_COME
-            self._processes.expect_newcomer(event.rank, event.number)
-            return
         if isinstance(event, Joined):
             self._ranks.pop((event.host, event.pid), None)  # the system gives numbers anew
-            if event.rank is not None:
-                self._ranks[event.host, event.pid] = event.rank
-                self._awaited.pop(event.rank, None)
         self._obey(self.members.handle(event, self._rank_of(event)))
         if self._elastic and not self.members.can_take_in:
             # That there is nobody left whom they could join is no news of theirs, but the end of the job.
-            for rank in self._outside(self.members):
-                self._output.hidden.add((rank, ERR))
+            pids = self._processes.pids()
+            for rank in self._processes.newcomers:
+                if not self.members.has_taken_in(pids.get(rank, 0)):
+                    self._output.hidden.add((rank, ERR))
 
     def act(self, now: float) -> None:
         """Do what was put off until now."""
-        for rank, until in list(self._awaited.items()):
-            if rank in self._processes.statuses:
-                del self._awaited[rank]  # it has ended, of which `look` tells
-            elif until <= now < math.inf and self.members is not None:
-                del self._awaited[rank]
-                self._obey(self.members.not_replaced(rank, f"none has come within {_TO_COME:g} s"))
         while self._decided and now >= self._decided[0][0]:
             self._act_on(self._decided.popleft()[1])
 
@@ -133,8 +113,9 @@ class HubReports:
             return
         if self._elastic and not self.members.can_take_in:
             # Newcomers that nobody is left to take in would wait for the end of their time.
-            for rank in self._outside(self.members):
-                self._processes.kill_newcomer(rank)
+            for rank in self._processes.newcomers:
+                if not self.members.has_taken_in(self._processes.pids().get(rank, 0)):
+                    self._processes.kill_newcomer(rank)
         just_now = time.monotonic() - _TO_HEAR
         processes = self._processes
         pids = processes.pids() if processes.statuses else {}
@@ -153,16 +134,6 @@ class HubReports:
                 self._declared.add(rank)
                 what = f"its process (pid {pids[rank]}) ended with status {status} without joining the job"
                 hub.declare_lost(rank, what, pids[rank])
-
-    def _outside(self, members: Membership) -> list[int]:
-        """The ranks of newcomers that the others have not taken in."""
-        pids = self._processes.pids()
-        # One that is awaited may not have noted its process id, so that it is its predecessor's.
-        return [
-            rank
-            for rank in self._processes.newcomers
-            if rank in self._awaited or not members.has_taken_in(pids.get(rank, 0))
-        ]
 
     def _rank_of(self, event: Event) -> int | None:
         """The rank of a process: of all that take one place the same, while the hub's numbers change."""
@@ -194,18 +165,12 @@ class HubReports:
     def _act_on(self, decision: Decision) -> None:
         assert self.members is not None
         assert decision.say is not None
-        if decision.given_up is not None:
-            self._awaited.pop(decision.given_up, None)
-            self._give_up(decision.given_up)
-            self._processes.give_up_newcomer(decision.given_up)
         if self.is_muted:
             return
         if self.members.can_take_in:
             self._output.tell(decision.say)
             if decision.replace is not None:
-                if decision.spawns:
-                    self._awaited[decision.replace] = time.monotonic() + _TO_COME
-                self._replace(decision)
+                self._replace(decision.replace)
         elif self.members.has_ended_well:
             # Nobody was started in its place; all else is as it is said.
             self._output.tell(decision.say if decision.replace is None else decision.lost or decision.say)

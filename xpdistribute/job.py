@@ -15,7 +15,6 @@ from xpdistribute.gathers import Gathers
 from xpdistribute.inquiry import Inquiries
 from xpdistribute.regrouping import Regrouping
 from xpdistribute.roster import Action, Peer, Roster, Standing, field, listed
-from xpdistribute.spawning import Spawning
 from xpdistribute.wire import Message, WireError
 
 TO_SAY_HELLO = 10.0
@@ -61,14 +60,12 @@ class Job:
         self._gathers = Gathers(self._roster)
         self._inquiries = Inquiries(self._roster)
         self._regrouping = Regrouping(self._roster, self._gathers, self._inquiries)
-        self._spawning = Spawning(self._roster)
         self._handlers: dict[str, Callable[[Peer, Message], None]] = {
             "ping": self._ping,
             "failed": self._failed,
             "goodbye": self._goodbye,
             "gather": self._gathers.add,
-            "regroup": self._regroup,
-            "spawn_failed": self._spawning.failed,
+            "regroup": self._regrouping.add,
             "who": self._who,
             "give_up": self._give_up,
             "report": self._inquiries.ask,
@@ -159,18 +156,6 @@ class Job:
                 break
         return self._roster.taken()
 
-    def spawn(self, rank: int, host: str | None, now: float) -> list[Action]:
-        """The hub's host wants another process in the place of a rank, started by one of the job's."""
-        self._roster.now = now
-        self._spawning.order(rank, host)
-        return self._roster.taken()
-
-    def give_up_spawn(self, rank: int, now: float) -> list[Action]:
-        """The hub's host does not expect what it wanted by `spawn` any more."""
-        self._roster.now = now
-        self._spawning.give_up(rank)
-        return self._roster.taken()
-
     def all_ended(self, now: float) -> list[Action]:
         """The hub's host will see no more ends: who has said goodbye has left."""
         self._roster.now = now
@@ -224,7 +209,7 @@ class Job:
         identity, now = field(message, "identity", str), self._roster.now
         peer = Peer(None, Standing.HERE, connection, pid, host, identity, now)
         if field(message, "join", bool):
-            self._join(peer, connection, message.get("spawn"))
+            self._join(peer, connection)
             return
         process = field(message, "process", int)
         problem = self._problem(process, message.get("size"), f"process {process} (pid {pid}, host {host})")
@@ -251,21 +236,17 @@ class Job:
             )
         return None
 
-    def _join(self, peer: Peer, connection: int, spawn: Any) -> None:
-        rank = self._spawning.arrived(peer, spawn) if isinstance(spawn, int) else None
+    def _join(self, peer: Peer, connection: int) -> None:
         if not self._roster.elastic:
             text = "join: this job takes no newcomers; need an elastic one — start it with --elastic"
             self._refuse_guest(connection, "runtime", text)
         elif not any(member.is_live for member in self._roster.members):
             self._refuse_guest(connection, "runtime", _ALL_ENDED)
-        elif rank is None and spawn is not None:
-            text = "join: the process that has started this one is gone; another one is started in its place"
-            self._refuse_guest(connection, "runtime", text)
         else:
             self._roster.newcomers.append(peer)
-            self._enter(peer, connection, rank)
+            self._enter(peer, connection)
 
-    def _enter(self, peer: Peer, connection: int, rank: int | None = None) -> None:
+    def _enter(self, peer: Peer, connection: int) -> None:
         roster = self._roster
         del self._guests[connection]
         roster.by_connection[connection] = peer
@@ -282,7 +263,7 @@ class Job:
         if peer.process is not None:
             for message in roster.told:
                 roster.send([peer], message)
-        self._event(Joined, peer, rank=rank)
+        self._event(Joined, peer)
 
     def _refuse_guest(self, connection: int, kind: str, text: str) -> None:
         del self._guests[connection]
@@ -384,7 +365,6 @@ class Job:
     def _settle(self) -> None:
         """Somebody is gone; maybe he was the last one that others waited for."""
         self._inquiries.settle()
-        self._spawning.settle()  # before newcomers are taken in: one whose spawner is gone can't be
         self._regrouping.settle()
         if not any(peer.is_live for peer in self._roster.members):
             for peer in list(self._roster.newcomers):
@@ -394,10 +374,6 @@ class Job:
             self._roster.newcomers.clear()
 
     # ----------------------------------------------------------------- waiting
-
-    def _regroup(self, peer: Peer, message: Message) -> None:
-        self._regrouping.add(peer, message)
-        self._spawning.settle()
 
     def _who(self, peer: Peer, message: Message) -> None:
         key = _key(message)

@@ -129,7 +129,6 @@ def _attempt(plan: _Plan, restart: int, deadline: float | None) -> Result:
         }
         if options.elastic:
             environment["XPDISTRIBUTE_ELASTIC"] = "1"
-            environment["XPDISTRIBUTE_REPLACEMENT"] = plan.replacement(files)
         elif options.max_restarts:
             environment["XPDISTRIBUTE_RESTART"] = str(restart)
         attempt = Attempt(
@@ -175,9 +174,7 @@ class _Plan:
         elif not self.is_local:
             local = 1  # the scheduler knows; more threads than cores would be worse than few
         self.environment = inherited(environ)
-        self.settings = settings(
-            environ, self.mpiexec, find_cores().available, local, options.threads, elastic=options.elastic
-        )
+        self.settings = settings(environ, self.mpiexec, find_cores().available, local, options.threads)
         # Also the check that this mpiexec can do it.
         self._bare = self._mpiexec_command(options.program, list(self.settings))
 
@@ -220,15 +217,6 @@ class _Plan:
             self.options.program, all_output=self.options.all_output or self.options.elastic
         )
         return self._mpiexec_command(program, passed)
-
-    def replacement(self, files: RankFiles) -> str:
-        """How a rank starts another one in the place of a lost one: the command, and the variables that it needs on any host."""
-        import json  # noqa: PLC0415  # most jobs are not elastic
-
-        if self.is_local:
-            return json.dumps({"command": files.command(self.options.program), "passed": []})
-        command = remote_command(self.options.program, all_output=True)
-        return json.dumps({"command": command, "passed": list(self.settings)})
 
     def as_shell(self) -> str:
         """The bare command with its environment, to be copied into a shell."""

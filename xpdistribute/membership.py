@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple, TypeAlias, final
 
-from xpdistribute.events import Event, Failed, Joined, Left, Lost, NotSpawned, Regrouped, Silent
+from xpdistribute.events import Event, Failed, Joined, Left, Lost, Regrouped, Silent
 
 
 class Loss(NamedTuple):
@@ -37,9 +37,6 @@ class Decision(NamedTuple):
         ends_job: whether the others have to end too.
         kill: process id and identity of a process that does not answer, to be killed first.
         replace: the rank in whose place another process is to be started.
-        spawns: whether one of the job's processes has to start it, as MPI has to connect it.
-        host: where to, then.
-        given_up: a rank that no other process comes in the place of any more.
         say: a line for the user.
         lost: what has happened, where nothing more can be done about it.
         at_once: whether not to wait and see if the others go the same way, as with an error in the program.
@@ -48,9 +45,6 @@ class Decision(NamedTuple):
     ends_job: bool = False
     kill: tuple[int, str] | None = None
     replace: int | None = None
-    spawns: bool = False
-    host: str | None = None
-    given_up: int | None = None
     say: str | None = None
     lost: str | None = None
     at_once: bool = False
@@ -91,9 +85,9 @@ class Membership:
         self._host = host
         self._standings: dict[_Process, _Standing] = {}
         self._hosts: set[str] = set()
+        self._has_said_why = False
         self._past: dict[_Process, _Standing] = {}  # those that the others go on without, as they stood last
         self._replaced: dict[int, int] = {}  # how many times, by rank
-        self._places: dict[int, str] = {}  # the hosts of those that are to be replaced, by rank
 
     @property
     def has_ended_well(self) -> bool:
@@ -145,20 +139,13 @@ class Membership:
             self._standings[_process(event)] = _Standing.LEFT
         elif isinstance(event, (Failed, Lost, Silent)):
             return self._lose(event, rank)
-        elif isinstance(event, NotSpawned):
-            return self.not_replaced(event.rank, event.text)
         return Decision()
-
-    def not_replaced(self, rank: int, why: str) -> Decision:
-        """Take in that no process comes in the place of a rank."""
-        what = f"rank {rank} can't be replaced: {why}"
-        return Decision(say=f"{what}; the others go on without it", lost=what, given_up=rank, at_once=True)
 
     def newcomer_ended(self, rank: int, pid: int, status: int) -> Decision:
         """Take in that a process which was to replace a rank has ended before it joined."""
-        what = f"rank {rank} (pid {pid}) ended with status {status} before it joined"
-        decision = self._replace(rank, what, None)
-        return decision if decision.replace is not None else decision._replace(given_up=rank)
+        return self._replace(
+            rank, f"rank {rank} (pid {pid}) ended with status {status} before it joined", None
+        )
 
     def _lose(self, event: Failed | Lost | Silent, rank: int | None) -> Decision:
         process = _process(event)
@@ -182,13 +169,16 @@ class Membership:
             return Decision(kill=kill)
         where = f" (pid {event.pid}, host {event.host})" if event.pid else ""
         what = f"rank {rank}{where} {_fate(event)}"
-        if not is_here and len(self._hosts) == 1:
+        if not is_here:
             return Decision(
                 kill=kill,
                 say=f"{what}; none can be started in its place on another host than this, so the others go on without it",
             )
-        if event.host:
-            self._places[rank] = event.host
+        if len(self._hosts) > 1:
+            # MPI connects the processes of several hosts, and knows only those that it has started with.
+            why = "" if self._has_said_why else ", as those of several hosts can't be replaced"
+            self._has_said_why = True
+            return Decision(kill=kill, say=f"{what}; the others go on without it{why}")
         return self._replace(rank, what, kill)._replace(at_once=not isinstance(event, Failed))
 
     def _replace(self, rank: int, what: str, kill: tuple[int, str] | None) -> Decision:
@@ -200,11 +190,7 @@ class Membership:
             return Decision(kill=kill, say=f"{what}; {why}, so the others go on without it", lost=what)
         self._replaced[rank] = times + 1
         say = f"{what}; another one is started in its place ({times + 1} of {self._replacements})"
-        # MPI connects the processes of several hosts, and only with those that one of them has started.
-        spawns = len(self._hosts) > 1
-        return Decision(
-            kill=kill, replace=rank, spawns=spawns, host=self._places.get(rank), say=say, lost=what
-        )
+        return Decision(kill=kill, replace=rank, say=say, lost=what)
 
 
 def _process(event: Event) -> _Process:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from xpdistribute.output import ERR, NEWCOMER, OUT, Output, write
+from xpdistribute.output import ERR, OUT, Output, write
 
 
 class Ending(NamedTuple):
@@ -28,15 +28,11 @@ _ENDINGS = (
     r"PID (?P<pid>\d+) RUNNING AT \S+[\s=]+EXIT CODE: (?P<status>\d+)",
 )
 """How Open MPI, Intel MPI and MPICH say it. Compiled when they do: most jobs end well."""
-_IMPROPER = "exiting improperly"
-"""What Open MPI says of a process that was spawned and ends without `MPI_Finalize`; of others it is silent then."""
 _NOISE = (
     "YOUR APPLICATION TERMINATED WITH THE EXIT STRING",
     "This typically refers to a problem with your application.",
     "Please see the FAQ page for debugging suggestions",
     "Abort is in progress...hit ctrl-c again",
-    # At the end of a job in which ranks have started others.
-    "LAUNCHER JOB OBJECT NOT FOUND",
 )
 
 
@@ -46,19 +42,14 @@ class MpiexecWords:
     Args:
         output: where to.
         is_tagged: whether lines of ranks come with it.
-        elastic: whether ranks may end without `MPI_Finalize`, which waits for all.
     """
 
-    def __init__(self, output: Output, *, is_tagged: bool, elastic: bool = False) -> None:
+    def __init__(self, output: Output, *, is_tagged: bool) -> None:
         self.endings: list[Ending] = []
         self._output = output
         self._is_tagged = is_tagged
-        self._elastic = elastic
         self._begun: dict[int, bytes] = {OUT: b"", ERR: b""}
         self._block: list[str] | None = None
-        self._ranks: dict[
-            bytes, int
-        ] = {}  # of processes that other ranks have started, by the tags of their lines
 
     def take(self, stream: int, data: bytes) -> None:
         """What came of it on a stream."""
@@ -80,12 +71,6 @@ class MpiexecWords:
         if self._is_tagged:
             rank, rest = _untagged(line)
             if rank is not None:
-                tag = line[: len(line) - len(rest)].partition(b"]")[0]
-                number = rest.removeprefix(NEWCOMER.encode())
-                if number != rest and number.isdigit():
-                    self._ranks[tag] = int(number)
-                    return
-                rank = self._ranks.get(tag, rank)
                 self._output.take(rank, stream, rest + b"\n")
                 return
         text = line.decode(errors="replace")
@@ -96,7 +81,7 @@ class MpiexecWords:
                 self._close(self._block)
         elif self._block is not None:
             self._block.append(text)
-        elif text.strip() and not text.lstrip().startswith(_NOISE):
+        elif text.strip() and not text.startswith(_NOISE):
             write(stream, line + b"\n")
 
     def _close(self, block: list[str]) -> None:
@@ -117,7 +102,7 @@ class MpiexecWords:
                     )
                 )
                 return
-        if text.strip() and not (self._elastic and _IMPROPER in " ".join(text.split())):
+        if text.strip():
             write(ERR, text.encode(errors="replace") + b"\n")
 
 

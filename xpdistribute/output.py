@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 OUT, ERR = 1, 2
 """The streams, which are also the launcher's own descriptors."""
 
-NEWCOMER = "xpdistribute: from here on this is rank "
-"""What the output of a process begins with that another rank has started on some host: mpiexec has another number for it."""
 _KEPT_BYTES = 64 << 10
 """Of each rank's errors. A line without an end is passed on when it gets as long."""
 _TRACEBACK = "Traceback (most recent call last):"

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 from collections.abc import Collection, Sequence
 
 from xpdistribute.limits import has_room
-from xpdistribute.output import ERR, NEWCOMER, OUT
+from xpdistribute.output import ERR, OUT
 
-_TO_REMOVE = 1.0
-"""Seconds in which the folder can be removed."""
 _SHELL = "/bin/sh"
 _RANK = "${XPDISTRIBUTE_RANK:-${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-$PMI_RANK}}}"
 
@@ -29,7 +26,7 @@ if [ -e "$d/1.$r" ]; then exec >"$d/1.$r"; else exec >/dev/null; fi
 exec 2>/dev/null # where the shell says "Killed"
 {_SHELL} -c 'exec 2>&3 3>&-; d=$1 r=$2; shift 2; echo $$ $PPID >"$d/pid.$r"; exec "$@"' xpdistribute "$d" "$r" "$@"
 s=$?
-echo "$r $s $$ ${{XPDISTRIBUTE_SPAWN:-0}}" >"$d/ended"
+echo "$r $s $$" >"$d/ended"
 [ "$elastic" = 0 ] || exit 0
 [ "$s" = 0 ] || sleep 0.2 # mpiexec kills the others then, who are to say first what they think of it
 exit "$s"
@@ -37,7 +34,6 @@ exit "$s"
 _REMOTE = f"""\
 if [ "$1" = first ] && [ "{_RANK}" != 0 ]; then exec >/dev/null; fi
 shift
-if [ -n "$XPDISTRIBUTE_SPAWN" ]; then echo "{NEWCOMER}$XPDISTRIBUTE_RANK"; echo "{NEWCOMER}$XPDISTRIBUTE_RANK" >&2; fi
 exec "$@"
 """
 _WATCHER = """\
@@ -112,11 +108,8 @@ class RankFiles:
         elastic = "1" if self._elastic else "0"
         return [_SHELL, "-c", _LOCAL, "xpdistribute", self.folder, elastic, *program]
 
-    def read_ended(self) -> list[tuple[int, int, int, int]]:
-        """Of those that have ended since it was last called: rank, status, process group, and by which order another rank started it.
-
-        A status is 128 + N for signal N; an order 0 where no other rank did.
-        """
+    def read_ended(self) -> list[tuple[int, int, int]]:
+        """Rank, status and process group of those that have ended since it was last called; 128 + N for signal N."""
         text = b""
         try:
             while data := os.read(self.ended, 1 << 12):
@@ -124,7 +117,7 @@ class RankFiles:
         except BlockingIOError:
             pass
         lines = (map(int, line.split()) for line in text.splitlines())
-        return [(rank, status, group, order) for rank, status, group, order in lines]
+        return [(rank, status, group) for rank, status, group in lines]
 
     def pids(self) -> dict[int, tuple[int, int]]:
         """The process id of each rank that has started, and that of its process group, by rank."""
@@ -203,17 +196,9 @@ class RankFiles:
         self.pipes.clear()
         self._slaves.clear()
         self.ended = -1
-        end = time.monotonic() + _TO_REMOVE
-        while True:
-            for name in os.listdir(self.folder):
-                os.unlink(f"{self.folder}/{name}")
-            try:
-                os.rmdir(self.folder)
-                return
-            except OSError:
-                # The shell around a rank that was killed may still be writing down how it has ended.
-                if time.monotonic() > end:
-                    raise
+        for name in os.listdir(self.folder):
+            os.unlink(f"{self.folder}/{name}")
+        os.rmdir(self.folder)
 
 
 def remote_command(program: Sequence[str], *, all_output: bool) -> list[str]:

@@ -28,15 +28,12 @@ class RankProcesses:
         self.first_failed: int | None = None
         """The first rank that has ended with another status than 0."""
         self.newcomers: dict[int, int] = {}
-        """The shells of those that were started in place of others, by rank; 0 where another rank starts it."""
+        """The shells of those that were started in place of others, by rank."""
         self.mpiexec = 0
         """The process id of mpiexec; 0 before it is started."""
         self.mpiexec_status: int | None = None
         """How it has ended; None if it has not."""
         self._files = files
-        self._orders: dict[
-            int, int | None
-        ] = {}  # by which of the hub's orders a rank was started by another one
         self._children: dict[int, str] = {}  # shells of newcomers that have not ended, with their identities
         self._identities: dict[int, str] = {}  # of ranks, by process id
 
@@ -59,23 +56,6 @@ class RankProcesses:
         self._children[pid] = identify(pid)
         self.statuses.pop(rank, None)
         self.newcomers[rank] = pid
-
-    def expect_newcomer(self, rank: int, order: int | None) -> None:
-        """Another rank starts a process in the place of one that is dead, whose end may not have been seen yet.
-
-        Args:
-            rank: whose place that is.
-            order: the hub's, by which it does; None for one that is still to come.
-        """
-        self.statuses.pop(rank, None)
-        self._orders[rank] = order
-        self.newcomers[rank] = 0
-
-    def give_up_newcomer(self, rank: int) -> None:
-        """None comes in the place of a rank: it has ended."""
-        if rank not in self.statuses:
-            self.statuses[rank] = 128 + signal.SIGKILL
-            self.ended_at[rank] = float("inf")  # that is no failure
 
     @property
     def has_newcomers(self) -> bool:
@@ -103,9 +83,9 @@ class RankProcesses:
     def take_ended(self) -> bool:
         """Take in which ranks have ended; whether one has failed."""
         has_failed = False
-        for rank, status, group, order in self._files.read_ended():
-            if self.newcomers.get(rank, 0) not in (0, group) or self._orders.get(rank, order) != order:
-                continue  # one that has been replaced
+        for rank, status, group in self._files.read_ended():
+            if self.newcomers.get(rank, group) != group:
+                continue  # the one that has been replaced
             self.statuses[rank] = status
             self.ended_at[rank] = time.monotonic()
             if status:

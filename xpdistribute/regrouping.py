@@ -79,14 +79,11 @@ class Regrouping:
                 "host": peer.host,
                 "old_process": peer.process,
                 "info": peer.info,
-                "spawner": roster.members.index(peer.spawner) if peer.spawner in survivors else None,
-                "spawn": peer.spawn,
             }
             for peer in roster.members
         ]
         for process, peer in enumerate(roster.members):
             peer.process, peer.info, peer.is_ready, peer.admits = process, None, False, False
-            peer.spawner = None
             message = {
                 "type": "regrouped",
                 "epoch": roster.epoch,

@@ -63,10 +63,6 @@ class Peer:
     info: Any = None
     is_ready: bool = False
     admits: bool = False
-    spawner: Peer | None = None
-    """Which process has started it, if one of the job has."""
-    spawn: int = 0
-    """By which order."""
 
     @property
     def is_live(self) -> bool:

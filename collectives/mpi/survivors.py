@@ -13,15 +13,6 @@ _SWITCH = "OMPI_MCA_mpi_ft_enable"
 """Set by ``--with-ft ulfm`` for every process."""
 
 
-_all: Any = None  # with those that have come later; None as long as there are none
-
-
-def set_all(comm: Any) -> None:
-    """From now on these are all processes, by their numbers."""
-    global _all
-    _all = comm
-
-
 def survives_losses() -> bool:
     """Whether this MPI goes on when a process dies."""
     return os.environ.get(_SWITCH, "").lower() in ("1", "true", "yes")
@@ -66,7 +57,7 @@ def survivors(timeout: float) -> Any:
         RuntimeError: MPI can't do it.
         CollectiveTimeoutError: some process lives and does not come.
     """
-    comm = world() if _all is None else _all
+    comm = world()
     set_leaving_alone()
     found: list[Any] = []
     failed: list[BaseException] = []

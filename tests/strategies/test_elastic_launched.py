@@ -86,17 +86,9 @@ tell(
 class Launched:
     """A job under the launcher, and what its ranks have told."""
 
-    def __init__(
-        self,
-        folder: Path,
-        arguments: list[str],
-        seconds: float,
-        num_replicas: int = 1,
-        *,
-        before: str = "",
-    ) -> None:
+    def __init__(self, folder: Path, arguments: list[str], seconds: float, num_replicas: int = 1) -> None:
         script = folder / "program.py"
-        script.write_text(before + PROGRAM)
+        script.write_text(PROGRAM)
         self.told = folder / "told"
         self.told.mkdir()
         self._log = (folder / "log").open("w+")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from xpdistribute.events import Failed, Joined, Left, Lost, NotSpawned, Regrouped, Silent, Spawning
+from xpdistribute.events import Failed, Joined, Left, Lost, Regrouped, Silent
 from xpdistribute.job import Job
 from xpdistribute.roster import Drop, Send, Tell
 
@@ -56,12 +56,6 @@ class Played:
 
     def see_end(self, process: int, pid: int, status: int) -> Told:
         return self.done(self.job.ended(process, pid, status, self.now))
-
-    def spawn(self, rank: int, host: str | None = None) -> Told:
-        return self.done(self.job.spawn(rank, host, self.now))
-
-    def give_up_spawn(self, rank: int) -> Told:
-        return self.done(self.job.give_up_spawn(rank, self.now))
 
     def wait(self, seconds: float) -> Told:
         self.now += seconds
@@ -491,8 +485,6 @@ def test_a_newcomer_is_parked_until_all_admit_it() -> None:
         "host": "here",
         "old_process": None,
         "info": "new",
-        "spawner": None,
-        "spawn": 0,
     }
     assert told[10][0]["waiting"] == 0
 
@@ -505,90 +497,6 @@ def test_newcomers_that_are_not_ready_or_die_hold_nobody_up() -> None:
     assert job.end(31)[10] == [{"type": "waiting", "count": 0}]
     regroup(job, 10, admit=True)
     assert len(regroup(job, 11, admit=True)[10][0]["members"]) == 2
-
-
-# --------------------------------------------------------------------- spawning
-
-
-def order(number: int, rank: int, host: str | None = None) -> dict[str, Any]:
-    return {"type": "spawn", "id": number, "rank": rank, "host": host}
-
-
-def test_one_process_starts_another_and_all_know_by_whom_it_is_connected() -> None:
-    job = Played(3, elastic=True)
-    job.end(10)
-    assert job.spawn(0, "there") == {11: [order(1, 0, "there")]}
-    regroup(job, 11)
-    regroup(job, 12)
-    job.come(None, connection=30, join=True, spawn=1)
-    assert job.events[-1] == Joined(None, 120, "here", "", rank=0)
-    regroup(job, 30, None, None, True)
-    regroup(job, 11, 1, admit=True)
-    told = regroup(job, 12, 1, admit=True)
-    members = told[11][0]["members"]
-    assert [(one["old_process"], one["spawner"], one["spawn"]) for one in members] == [
-        (0, None, 0),
-        (1, None, 0),
-        (None, 0, 1),
-    ]
-    # It is one like the others from then on.
-    job.end(11)
-    assert job.dropped == []
-
-
-def test_processes_are_started_one_after_another_by_those_that_have_least_to_do() -> None:
-    job = Played(3, elastic=True)
-    assert job.spawn(7) == {10: [order(1, 7)]}
-    assert job.spawn(8) == {}
-    told = job.come(None, connection=30, join=True, spawn=1)
-    assert told[11] == [order(2, 8)]
-
-
-def test_what_a_lost_process_was_to_start_or_has_started_another_one_starts_anew() -> None:
-    job = Played(3, elastic=True)
-    job.spawn(7)
-    assert job.end(10)[11][-1] == order(2, 7)
-    assert kinds(job.come(None, connection=30, join=True, spawn=1))[30] == ["refused"]
-    job.come(None, connection=31, join=True, spawn=2)
-    # MPI connects it by way of its spawner only.
-    told = job.end(11)
-    assert told[31] == [
-        {
-            "type": "refused",
-            "kind": "runtime",
-            "text": "join: process 1 (pid 101, host here), which has started this process, is gone; another one is started in its place",
-        }
-    ]
-    assert told[12][-1] == order(3, 7)
-    assert 31 in job.dropped
-
-
-def test_a_process_that_can_not_be_started_is_told_of() -> None:
-    job = Played(2, elastic=True)
-    job.spawn(7)
-    job.spawn(8)
-    told = job.say(10, "spawn_failed", id=1, text="no room")
-    assert job.events[-2:] == [
-        NotSpawned(0, 100, "here", "", rank=7, text="no room"),
-        Spawning(0, 100, "here", "", rank=8, number=2),
-    ]
-    assert told == {10: [order(2, 8)]}
-    job.say(11, "spawn_failed", id=2, text="not mine")
-    assert len([event for event in job.events if isinstance(event, NotSpawned)]) == 1
-
-
-def test_who_waits_for_one_that_has_ended_too_early_starts_no_other_where_it_need_not() -> None:
-    job = Played(2, elastic=True)
-    job.spawn(7)
-    assert job.spawn(7) == {11: [order(2, 7)]}
-    assert job.give_up_spawn(7) == {}
-    assert job.spawn(8) == {10: [order(3, 8)]}
-
-
-def test_nobody_starts_another_process_when_some_have_ended_in_good_order() -> None:
-    job = Played(2, elastic=True)
-    job.say(10, "goodbye")
-    assert job.spawn(7) == {}
 
 
 def test_newcomers_are_sent_away_when_the_job_has_ended() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xpdistribute.events import Event, Failed, Joined, Left, Lost, NotSpawned, Regrouped
+from xpdistribute.events import Event, Failed, Joined, Left, Lost, Regrouped
 from xpdistribute.membership import Membership
 
 
@@ -53,28 +53,3 @@ def test_nobody_is_replaced_when_none_is_left_but_those_that_may_still_come_coun
     assert members.can_take_in
     assert members.handle(Lost(1, 0, "", "", "it never came"), 1).replace is None
     assert not members.can_take_in
-
-
-def test_of_several_hosts_one_of_the_job_starts_who_takes_the_place_of_another() -> None:
-    members = job(("a", 1), ("b", 2), host="a", replacements=2)
-    decision = members.handle(Lost(1, 2, "b", "", "gone"), 1)
-    assert (decision.replace, decision.spawns, decision.host) == (1, True, "b")
-    decision = members.newcomer_ended(1, 3, 137)
-    assert (decision.replace, decision.spawns, decision.host) == (1, True, "b")
-    decision = members.newcomer_ended(1, 4, 137)
-    assert (decision.replace, decision.given_up) == (None, 1)
-    assert "it has been replaced 2 times, so the others go on without it" in (decision.say or "")
-
-
-def test_on_one_host_the_launcher_starts_it_and_on_another_one_nobody_can() -> None:
-    assert not job(("a", 1), ("a", 2), host="a").handle(Lost(1, 2, "a", "", "gone"), 1).spawns
-    decision = job(("b", 1), ("b", 2), host="a").handle(Lost(1, 2, "b", "", "gone"), 1)
-    assert decision.replace is None
-    assert "none can be started in its place on another host than this" in (decision.say or "")
-
-
-def test_that_nobody_comes_is_said() -> None:
-    members = job(("a", 1), ("b", 2))
-    decision = members.handle(NotSpawned(0, 1, "a", "", rank=1, text="no room"), 0)
-    assert decision.given_up == 1
-    assert decision.say == "rank 1 can't be replaced: no room; the others go on without it"
