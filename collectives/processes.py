@@ -52,7 +52,8 @@ class Processes:
         self.timeout = timeout
         self._num_links = 0
         self._needs_mpi = False
-        self._kept: list[tuple[weakref.ref[RenewableLink], CommunicationOptions, int]] = []
+        self._num_kept = 0
+        self._kept: dict[int, tuple[weakref.ref[RenewableLink], CommunicationOptions, int]] = {}
         self._all: weakref.WeakSet[Link] = weakref.WeakSet()
         self._renewals: list[
             tuple[weakref.WeakMethod[Callable[[], None]], weakref.WeakMethod[Callable[[], list[str]]]]
@@ -141,7 +142,8 @@ class Processes:
             return self._new_link(num_members, options, backend)
         is_member = channel.process >= 0
         link = RenewableLink(num_members, None)
-        self._kept.append((weakref.ref(link), options, num_members))
+        self._kept[self._num_kept] = (weakref.ref(link), options, num_members)
+        self._num_kept += 1
         if is_member:
             try:
                 link.renew(self._new_link(num_members, options, backend))
@@ -154,8 +156,8 @@ class Processes:
     def regroup(self, *, admit: bool, timeout: float) -> None:
         """Go on with the processes that are left, and with newcomers if all admit them. All call it at the same time.
 
-        Every link is made anew between these processes; then those who asked for it by `on_renewal` are told. If
-        another process is lost meanwhile, all of that is done again without it, and newcomers wait for the next time.
+        Every link that all of them still have is made anew between these processes; then those who asked for it by `on_renewal`
+        are told. If another process is lost meanwhile, all of that is done again without it, and newcomers wait for the next time.
 
         Raises:
             CollectiveError: it is not possible.
@@ -165,7 +167,9 @@ class Processes:
         assert channel is not None
         while True:
             own = [words() for _, describe in self._renewals if (words := describe()) is not None]
-            regrouped = channel.regroup(own, admit, timeout)
+            # By how many were made before it, alike in all processes; kept here, so that none goes before it is made anew.
+            links = {number: link for number, (kept, *_) in self._kept.items() if (link := kept()) is not None}
+            regrouped = channel.regroup([own, list(links)], admit, timeout)
             members = regrouped.members
             # A number means another process now; a name stays.
             self.names = tuple(
@@ -176,13 +180,22 @@ class Processes:
             )
             self._num_links = 0
             if members[regrouped.process].is_new:
-                _require_alike(own, members[0].info)
+                _require_alike(own, members[0].info[0])
             try:
-                self._kept = [kept for kept in self._kept if kept[0]() is not None]
-                for reference, options, num_members in self._kept:
-                    link = reference()
-                    assert link is not None
-                    link.renew(self._new_link(num_members, options, "auto"))
+                self._kept = {number: self._kept[number] for number in links}
+                # When an object goes that nobody needs any more is up to each interpreter.
+                common_to_all = set.intersection(*(set(member.info[1]) for member in members))
+                for number, link in links.items():
+                    if number in common_to_all:
+                        _, options, num_members = self._kept[number]
+                        link.renew(self._new_link(num_members, options, "auto"))
+                    else:
+                        link.fail(
+                            CollectiveAbortedError(
+                                "regroup: another process has this group no more, or has come after it was made; need it kept by all, and "
+                                "made before share_state where newcomers are taken in — make a new one, in all processes"
+                            )
+                        )
                 for renewal, _ in self._renewals:
                     told = renewal()
                     if told is not None:

@@ -116,7 +116,9 @@ class OwnSegments:
             self._segments.insert(at, segment)
             self.version += 1
         # Not the mapping: the array refers to it, so that it ends after the array.
-        weakref.finalize(memory, self._forget, segment)
+        given_back = weakref.finalize(memory, self._forget, segment)
+        # A collective may go on in the background while the program ends; the system takes back what is left.
+        given_back.atexit = False
         return memory[:num_bytes], Location(descriptor, segment.serial, size, 0)
 
     def locate(self, address: int) -> Location:

@@ -170,3 +170,22 @@ s.run(lambda: xd.all_reduce("SUM", np.ones(1)))
 def test_an_unknown_backend_is_refused_in_every_process() -> None:
     with pytest.raises(ValueError, match="backend: got 'ucx'; need one of auto, shared_memory, mpi"):
         xd.process_group(OPTIONS, backend="ucx")
+
+
+def test_a_program_that_ends_while_others_wait_for_it_in_the_background_is_named() -> None:
+    source = """
+group, background = (xd.process_group(xd.CommunicationOptions(timeout_seconds=10.0)) for _ in range(2))
+background = xd.NonBlocking(background)
+handles = [background.all_reduce(np.full(200_000, n, np.float32)) for n in range(40)]
+if group.rank == 1:
+    handles[5].result(10)
+else:
+    more = [background.all_reduce(np.full(200_000, n, np.float32)) for n in range(40, 45)]
+    more[-1].result(20)
+"""
+    for _ in range(3):
+        first, second = run_script(2, source)
+        assert second.status == 0, second.err
+        assert first.status == 1
+        assert "PeerFailedError: " in first.err
+        assert "process 1 of 2" in first.err

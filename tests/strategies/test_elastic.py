@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from typing import Any
@@ -259,3 +260,52 @@ def test_wherever_a_process_is_killed_in_taking_in_another_one_the_others_go_on(
             for story in check(stories, 5, 4 if is_last else 3, lost=None if stories[victim].result else 1):
                 assert story.result["seen"] == 5 * BATCH
     assert number > (8 if what == "meeting" else 3)
+
+
+# ------------------------------------------------------------------ groups beside the strategy
+
+
+def test_groups_beside_the_strategy_go_on_among_those_that_are_left() -> None:
+    def body(rank: Rank) -> Any:
+        program = Program(rank)
+        group, background = xd.process_group(), xd.NonBlocking(xd.process_group())
+
+        def in_step() -> None:
+            if rank.number == 1 and program.state.step == 3:
+                rank.die()
+
+        program.in_step = in_step
+        result = program.train(8)
+        total = background.all_reduce(np.full(1000, group.rank + 1.0)).result(10)
+        return {**result, "sum": float(total[0]), "ranks": group.all_gather_object(group.rank)}
+
+    with ElasticJob(3, body) as job:
+        for story in check(job.finish(), 8, 2):
+            assert story.result["sum"] == 3.0
+            assert story.result["ranks"] == [0, 1]
+
+
+def test_a_group_that_not_all_have_any_more_is_given_up_at_a_loss_and_the_job_goes_on() -> None:
+    def body(rank: Rank) -> Any:
+        program = Program(rank)
+        group: xd.Communicator | None = xd.process_group()
+        if rank.number:
+            group = None  # as an interpreter that collects it earlier
+            gc.collect()
+
+        def in_step() -> None:
+            if rank.number == 1 and program.state.step == 3:
+                rank.die()
+
+        program.in_step = in_step
+        result = program.train(8)
+        said = ""
+        if group is not None:
+            with pytest.raises(xd.CollectiveAbortedError) as caught:
+                group.barrier()
+            said = str(caught.value)
+        return {**result, "said": said}
+
+    with ElasticJob(3, body) as job:
+        first, _ = check(job.finish(), 8, 2)
+    assert "another process has this group no more" in first.result["said"]
