@@ -168,7 +168,9 @@ class Processes:
         while True:
             own = [words() for _, describe in self._renewals if (words := describe()) is not None]
             # By how many were made before it, alike in all processes; kept here, so that none goes before it is made anew.
-            links = {number: link for number, (kept, *_) in self._kept.items() if (link := kept()) is not None}
+            links = {
+                number: link for number, (kept, *_) in self._kept.items() if (link := kept()) is not None
+            }
             regrouped = channel.regroup([own, list(links)], admit, timeout)
             members = regrouped.members
             # A number means another process now; a name stays.
