@@ -94,6 +94,7 @@ class Meeting:
         self._is_waiting = False
         self._recent: deque[Call] = deque(maxlen=_RECENT)
         self._digests: dict[Call, bytes] = {}
+        self._is_of_survivors = owns_comm
         self.comm = comm if owns_comm else self._duplicate(comm)
         self.agreement = (
             Agreement(mpi, self.comm, self._look, _AGREEMENT_TAG)
@@ -262,6 +263,11 @@ class Meeting:
 
     def free(self) -> None:
         """After `close`, when nothing is under way any more."""
+        if self._is_of_survivors:
+            # What was sent to a process may look done and fail later, when that process dies too; a request that has been given
+            # back by then ends the whole job in Open MPI. There is one of these for each loss, so they are kept.
+            keep(self)
+            return
         self.agreement.close()
         # Not a collective in Open MPI, MPICH and Intel MPI, where the last process to free it does what is left to do.
         self.comm.Free()

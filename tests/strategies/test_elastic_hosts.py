@@ -344,7 +344,7 @@ def test_ranks_killed_at_random_times_leave_the_weights_of_an_undisturbed_run(
         if len(ends) < 6 - len(victims) and "egmentation fault" in job.log():
             lost.append(JobLostError(job.log()))
             continue
-        assert len(ends) == 6 - len(victims)
+        assert len(ends) == 6 - len(victims), f"{victims} were killed, {ends} came to the end: {job.log()}"
     assert num_jobs > seconds / 10
     # Open MPI 5.0.11 itself crashes or stands still now and then in Shrink and Agree, where one death follows another within
     # milliseconds. Wrong weights are never excused.
