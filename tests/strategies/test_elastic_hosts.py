@@ -100,10 +100,6 @@ tell(
 """
 
 
-class JobLostError(AssertionError):
-    """A job hangs or has failed, though some of its ranks were not killed."""
-
-
 @final
 class Launched:
     """A job on hosts that are none, and what its ranks have told."""
@@ -165,13 +161,12 @@ class Launched:
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise JobLostError(f"it hangs: {self.log()}") from None
+            raise AssertionError(f"it hangs: {self.log()}") from None
 
     def finish(self, seconds: float = 20.0) -> list[dict[str, Any]]:
         """What those told that came to the end, which is checked."""
         status = self.wait(seconds)
-        if status:
-            raise JobLostError(f"status {status}: {self.log()}")
+        assert status == 0, f"status {status}: {self.log()}"
         ends = self.all("end")
         assert ends, self.log()
         steps = ends[0]["steps"]
@@ -315,7 +310,7 @@ def test_ranks_killed_at_random_times_leave_the_weights_of_an_undisturbed_run(
 ) -> None:
     seconds = float(os.environ.get("XPDISTRIBUTE_TEST_KILL_SECONDS", "40"))
     end = time.monotonic() + seconds
-    num_jobs, lost = 0, []
+    num_jobs = 0
     while time.monotonic() < end:
         seed = random.randrange(1 << 30)
         print("seed", seed)  # noqa: T201  # shown where it fails
@@ -333,20 +328,8 @@ def test_ranks_killed_at_random_times_leave_the_weights_of_an_undisturbed_run(
         for pid in victims:
             time.sleep(rng.choice([0.0, rng.uniform(0.0, 0.15)]))
             os.kill(pid, signal.SIGKILL)
-        num_jobs += 1
-        try:
-            ends = job.finish()
-        except JobLostError as error:
-            lost.append(error)
-            job.close()
-            continue
+        ends = job.finish()
         assert not {end["pid"] for end in ends} & set(victims)
-        if len(ends) < 6 - len(victims) and "egmentation fault" in job.log():
-            lost.append(JobLostError(job.log()))
-            continue
         assert len(ends) == 6 - len(victims), f"{victims} were killed, {ends} came to the end: {job.log()}"
+        num_jobs += 1
     assert num_jobs > seconds / 10
-    # Open MPI 5.0.11 itself crashes or stands still now and then in Shrink and Agree, where one death follows another within
-    # milliseconds. Wrong weights are never excused.
-    if len(lost) > max(1, num_jobs // 10):
-        raise lost[0]
