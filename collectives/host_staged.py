@@ -50,9 +50,6 @@ class HostStagedCommunicator(Communicator):
         self, arrays: list[Array], op: ReduceOp, outs: Sequence[Array] | None, name: str | None
     ) -> list[Array]:
         if all(map(is_host, arrays)) and (outs is None or all(map(is_host, outs))):
-            if len(arrays) == 1:
-                out = None if outs is None else outs[0]
-                return [self._inner.all_reduce(arrays[0], op, out=out, name=name)]
             return self._inner.all_reduce_coalesced(arrays, op, outs=outs, name=name)
         hosts = self._on_host(arrays)
         rooms = []

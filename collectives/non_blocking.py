@@ -1,7 +1,7 @@
 """Collectives that go on in the background while their caller computes.
 
 What is started is done one after the other, in a thread that belongs to the rank, so that the order, and with it every result, is that of
-the same calls made one by one. It pays where a core or a network has nothing to do meanwhile.
+the same calls made one by one. What the caller computes meanwhile shares the cores with it.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def process_group(
         RuntimeError: a backend that these processes can't use.
     """
     # What talks to other processes is loaded by those who have some.
-    from collectives.hierarchical import HierarchicalCommunicator  # noqa: PLC0415
-    from collectives.processes import join  # noqa: PLC0415
+    from collectives.hierarchical import HierarchicalCommunicator  # noqa: PLC0415  # as above
+    from collectives.processes import join  # noqa: PLC0415  # likewise
 
     options = CommunicationOptions() if communication_options is None else communication_options
     link = join(options.timeout).link(1, options, backend)

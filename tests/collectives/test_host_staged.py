@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ def test_every_collective_takes_arrays_of_a_gpu_and_gives_arrays_of_it() -> None
         rank, size = group.rank, group.world_size
         of_all = np.stack([np.arange(6.0) + 10 * r for r in range(size)])
         mine = of_all[rank]
-        on_gpu: Any = lambda value: gpu.on_device(value, device=rank)  # noqa: E731  # shorter here
+        on_gpu = partial(gpu.on_device, device=rank)
         same = np.testing.assert_array_equal
         for op, fold in (("SUM", np.sum), ("MEAN", np.mean), ("MAX", np.max), ("MIN", np.min)):
             same(read(group.all_reduce(on_gpu(mine), op), rank), fold(of_all, axis=0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any
 
@@ -65,7 +66,7 @@ def _by_mpi() -> None:
     assert group.all_reduce(np.ones(1)).tolist() == [3.0]
     for n, handle in enumerate(handles):
         np.testing.assert_array_equal(handle.result(TIMEOUT), np.full(100_000, 3 * n + 3, np.float32))
-    print("right")  # noqa: T201  # how it says so
+    sys.stdout.write("right\n")
 
 
 def test_they_are_also_where_mpi_carries_the_data() -> None:
