@@ -100,7 +100,7 @@ def _agreeing(
         over_hosts = _over_hosts(between, channel, hosts, name, watch, timeout)
         return over_hosts, over_hosts
 
-    return AgreeingLink(comm, make, counts, watch=channel, timeout=timeout)
+    return AgreeingLink(comm, make, counts, watch=channel, name=name, timeout=timeout)
 
 
 def _over_hosts(

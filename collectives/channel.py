@@ -30,6 +30,7 @@ from collectives.hub_connection import TELL_EVERY, HubConnection
 from collectives.membership import Member as Member
 from collectives.membership import Regrouped as Regrouped
 from collectives.membership import gone, name_of
+from collectives.votes import Vote, Votes
 from xpdistribute.process_identity import identify, kill
 from xpdistribute.wire import LIMIT, Message, WireError, encode
 from xpdistribute.words import MOST, shortened
@@ -57,6 +58,7 @@ class Channel:
         epoch: how often the job's make-up has changed.
         elastic: whether it can change.
         report: the last report of what hangs, None if there was none.
+        votes: what processes have said of collectives of which nothing else told them how they went.
         descriptions: asked, in the channel's thread, when somebody wants to know what this process is doing; links add themselves.
     """
 
@@ -73,6 +75,7 @@ class Channel:
         self.elastic: bool = welcome["elastic"]
         self.report: HangReport | None = None
         self.descriptions = Descriptions(describe)
+        self.votes = Votes(self._send_vote)
         self.host = host
         self.address = connection.address
         self._connection = connection
@@ -354,6 +357,10 @@ class Channel:
             self._lose_hub(f"sending to it failed: {error.strerror or error}")
             self.check()
 
+    def _send_vote(self, link: str, vote: Vote) -> None:
+        what = {"link": link, "number": vote.number, "succeeded": vote.succeeded}
+        self._send({"type": "vote", "epoch": self.epoch, **what})
+
     def _say_last(self, message: Message) -> None:
         self._heard = False
         try:
@@ -392,6 +399,10 @@ class Channel:
                 self.newcomers = message["count"]
             elif kind == "report":
                 self._take_report(message)
+            elif kind == "vote":
+                self.votes.take(
+                    message["link"], message["process"], Vote(message["number"], message["succeeded"])
+                )
             elif kind == "regrouped":
                 self._take_regrouped(message)
             elif kind == "regroup_failed":
@@ -431,6 +442,7 @@ class Channel:
         self.gone = {}
         self.left = frozenset()
         self._left_peers.clear()
+        self.votes.clear()
         self._reports.clear()
         self.report = None
         self.failure = None

@@ -8,6 +8,7 @@ from typing import Protocol
 from collectives.descriptions import Descriptions
 from collectives.errors import PeerFailedError
 from collectives.hang_report import HangReport
+from collectives.votes import Votes
 
 
 class Watch(Protocol):
@@ -17,12 +18,14 @@ class Watch(Protocol):
         failure: why nothing can be done together any more; None while all is well.
         gone: the processes that have failed or died, each with what to raise where it is waited for; replaced, never changed.
         left: the processes that have ended in good order.
+        votes: what processes have said of collectives of which nothing else told them how they went.
         descriptions: asked, in another thread, when somebody wants to know what this process is doing; links add themselves.
     """
 
     failure: BaseException | None
     gone: Mapping[int, PeerFailedError]
     left: frozenset[int]
+    votes: Votes
     descriptions: Descriptions
 
     def ended(self, process: int) -> PeerFailedError:

@@ -70,6 +70,7 @@ class Job:
             "give_up": self._give_up,
             "report": self._inquiries.ask,
             "state": self._inquiries.answer,
+            "vote": self._vote,
         }
 
     @property
@@ -374,6 +375,17 @@ class Job:
             self._roster.newcomers.clear()
 
     # ----------------------------------------------------------------- waiting
+
+    def _vote(self, peer: Peer, message: Message) -> None:
+        """Tell the others what a process says of a collective of theirs."""
+        roster = self._roster
+        link, number = field(message, "link", str), field(message, "number", int)
+        succeeded, epoch = field(message, "succeeded", bool), field(message, "epoch", int)
+        if epoch != roster.epoch or peer.process is None:
+            return  # of links that there are no more
+        what = {"link": link, "number": number, "succeeded": succeeded}
+        others = [one for one in roster.members if one is not peer]
+        roster.send(others, {"type": "vote", "process": peer.process, **what})
 
     def _who(self, peer: Peer, message: Message) -> None:
         key = _key(message)

@@ -8,6 +8,7 @@ the lost step gets into the memory of the next one.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 import time
@@ -27,9 +28,11 @@ from collectives.errors import (
 )
 from collectives.link import Link
 from collectives.mpi.any_loss import AnyLoss
+from collectives.mpi.library import keep
 from collectives.mpi.library import mpi as mpi_module
 from collectives.mpi.waiting import wait_until
 from collectives.reduce_op import ReduceOp
+from collectives.votes import Vote
 from collectives.watch import Watch
 
 T = TypeVar("T")
@@ -37,6 +40,8 @@ T = TypeVar("T")
 _SPINS = 100
 _TO_BE_TOLD = 15.0
 """Seconds that the hub has to say who is gone when MPI knows it already; it may have to miss a heartbeat first."""
+_TO_AGREE = 0.2
+"""Seconds after which, when a process is gone, the others ask the hub what has been agreed on."""
 _TO_DRAIN = 30.0
 """Seconds that messages of a lost collective have to end: those to a process that has failed do when it has ended."""
 
@@ -58,6 +63,7 @@ class AgreeingLink(Link):
             under way.
         counts: how many members each process hosts.
         watch: what is known of the other processes.
+        name: what all processes call the link.
         timeout: seconds that a process waits for the others.
 
     Raises:
@@ -71,9 +77,11 @@ class AgreeingLink(Link):
         counts: Sequence[int],
         *,
         watch: Watch,
+        name: str,
         timeout: float,
     ) -> None:
         super().__init__(comm.rank, counts)
+        self._name = name
         self._comm, self._watch, self._timeout = comm, watch, timeout
         self._mpi = mpi_module()
         self._flag = np.ones(1, np.int32)
@@ -81,6 +89,11 @@ class AgreeingLink(Link):
         self._broken: CollectiveError | None = None
         self._abandonable: Abandonable | None = None
         self._call = Call("the making of a link")
+        self._num_agreements = 0
+        # Before anything can fail: a communicator may be revoked only when all have it. In Open MPI a process that is still making
+        # it (in Shrink) crashes when it is told that another, which is done, has revoked it already.
+        if not self._agree(succeeded=True):
+            self._raise_lost(None)
         self._inner, self._abandonable = self._agreed(self._call, lambda: make(comm, AnyLoss(watch)))
 
     # ------------------------------------------------------------- collectives
@@ -195,13 +208,50 @@ class AgreeingLink(Link):
         """Whether all live processes have succeeded; the same on all."""
         flag = self._flag
         flag[0] = succeeded
+        self._num_agreements += 1
         request = self._comm.Iagree(flag)
         for _ in range(_SPINS):
             if self._is_agreed(request):
                 break
         else:
-            wait_until(lambda: self._is_agreed(request), self._look, list)
+            try:
+                wait_until(lambda: self._is_agreed(request), self._look_for_votes, list)
+            except _StandingStillError:
+                keep((request, flag))
+                return self._vote(request, succeeded=succeeded)
+        if not flag[0]:
+            self._cast(succeeded=False)
         return bool(flag[0])
+
+    def _look_for_votes(self, missing: Sequence[int], waited: float) -> None:
+        self._look(missing, waited)
+        if self._outcome() is not None or (waited > _TO_AGREE and self._watch.gone):
+            raise _StandingStillError
+
+    def _vote(self, request: Any, *, succeeded: bool) -> bool:
+        """As `_agree`, by way of the hub: Open MPI may stand still in an agreement if several processes die within milliseconds."""
+        self._cast(succeeded=succeeded)
+
+        def is_known() -> bool:
+            # What MPI says does not count any more, as others go by this vote.
+            with contextlib.suppress(self._mpi.Exception):
+                request.Test()
+            if (outcome := self._outcome()) is None:
+                return False
+            # What others have under way ends only while this process calls MPI.
+            return outcome or self._watch.votes.are_in(self._name, self._num_agreements, self._live())
+
+        wait_until(is_known, self._look, list)
+        return bool(self._outcome())
+
+    def _cast(self, *, succeeded: bool) -> None:
+        self._watch.votes.cast(self._name, self.process, Vote(self._num_agreements, succeeded))
+
+    def _outcome(self) -> bool | None:
+        return self._watch.votes.outcome(self._name, self._num_agreements, self._live())
+
+    def _live(self) -> set[int]:
+        return set(range(self.num_processes)) - set(self._watch.gone) - self._watch.left
 
     def _is_agreed(self, request: Any) -> bool:
         try:
@@ -253,6 +303,10 @@ class AgreeingLink(Link):
         if self._abandonable is not None:
             self._inner.fail(error)
         raise _copied(error)
+
+
+class _StandingStillError(Exception):
+    """MPI does not say what has been agreed on."""
 
 
 def _copied(error: CollectiveError) -> CollectiveError:

@@ -24,6 +24,7 @@ class AnyLoss:
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self.gone: Mapping[int, PeerFailedError] = {}  # so that none counts as one who is not waited for
+        self.votes = watch.votes
         self.descriptions = watch.descriptions
 
     @property

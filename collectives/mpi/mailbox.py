@@ -19,6 +19,7 @@ import numpy as np
 from collectives.arrays import Array
 from collectives.mpi.chunks import MESSAGE_BYTES, plan_chunks
 from collectives.mpi.library import has_sent, keep_until_sent
+from collectives.mpi.messages import Messages, PlainMessages
 from collectives.mpi.waiting import Look, UnderWay, have_ended, wait_until
 
 _WITH_ANNOUNCEMENT = 2048
@@ -41,10 +42,19 @@ class Mailbox:
         comm: a communicator that nobody else sends in with these tags.
         tag: the first of 2 ** 14 + 1 tags.
         largest: bytes of one message.
+        messages: how they are begun; None for where all processes live.
     """
 
-    def __init__(self, mpi: Any, comm: Any, tag: int, largest: int = MESSAGE_BYTES) -> None:
+    def __init__(
+        self,
+        mpi: Any,
+        comm: Any,
+        tag: int,
+        largest: int = MESSAGE_BYTES,
+        messages: Messages | None = None,
+    ) -> None:
         self._mpi, self._comm, self._largest = mpi, comm, largest
+        self._messages = PlainMessages(comm) if messages is None else messages
         self._announcements, self._first_tag = tag, tag + 1
         self._letters: dict[tuple[int, int, int], deque[_Letter]] = {}
         self._reading = threading.Lock()
@@ -66,14 +76,15 @@ class Mailbox:
             letter = (array.dtype, array.shape, data_tag, data.tobytes() if is_small else b"")
             announcement = pickle.dumps((member, peer, tag, letter))
             byte = self._mpi.BYTE
-            requests = [self._comm.Isend([announcement, byte], process, self._announcements)]
+            requests = [self._messages.send([announcement, byte], process, self._announcements)]
             if not is_small:
                 requests += [
-                    self._comm.Isend([data[start : start + length], byte], process, data_tag)
+                    self._messages.send([data[start : start + length], byte], process, data_tag)
                     for start, length in plan_chunks(data.nbytes, self._largest)
                 ]
             for _ in range(_SPINS):
                 if self._mpi.Request.Testall(requests):
+                    self._messages.give_back(requests)
                     return
             self._under_way.append((requests, (announcement, data)))
             if self._courier is None:
@@ -106,7 +117,7 @@ class Mailbox:
             data[:] = np.frombuffer(content, np.uint8)
             return array
         requests = [
-            self._comm.Irecv([data[start : start + length], self._mpi.BYTE], process, data_tag)
+            self._messages.receive([data[start : start + length], self._mpi.BYTE], process, data_tag)
             for start, length in plan_chunks(data.nbytes, self._largest)
         ]
         try:
@@ -114,6 +125,7 @@ class Mailbox:
         except BaseException:
             self._unreceived.append((requests, array))  # MPI may still write into it
             raise
+        self._messages.give_back(requests)
         return array
 
     def _read(self, process: int) -> None:
@@ -139,10 +151,13 @@ class Mailbox:
 
     def _is_over(self, requests: list[Any]) -> bool:
         try:
-            return bool(self._mpi.Request.Testall(requests))
+            if not self._mpi.Request.Testall(requests):
+                return False
         except self._mpi.Exception:
             # The receiver is gone, which whoever waits for it is told. The bytes stay if MPI is not done with all of them.
             return have_ended(self._mpi, requests, 0.0)
+        self._messages.give_back(requests)
+        return True
 
     def abandon(self, timeout: float) -> bool:
         """Have nothing under way any more; whether that was possible in so many seconds."""

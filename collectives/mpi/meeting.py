@@ -23,6 +23,7 @@ from collectives.errors import (
 )
 from collectives.mpi.agreement import DIFFERS, INLINE_BYTES, Agreement
 from collectives.mpi.library import keep, let_go, set_failed
+from collectives.mpi.messages import Messages, MortalMessages, PlainMessages
 from collectives.mpi.transfers import Transfers
 from collectives.mpi.waiting import wait_until
 from collectives.watch import Watch
@@ -45,6 +46,7 @@ class Meeting:
 
     Attributes:
         comm: what the processes send in; nobody else does with these tags.
+        messages: how they send there what goes beyond the agreement.
         agreement: where what is brought stands.
         process: which one this is.
         num_processes: how many there are.
@@ -96,6 +98,7 @@ class Meeting:
         self._digests: dict[Call, bytes] = {}
         self._is_of_survivors = owns_comm
         self.comm = comm if owns_comm else self._duplicate(comm)
+        self.messages: Messages = MortalMessages(self.comm) if owns_comm else PlainMessages(self.comm)
         self.agreement = (
             Agreement(mpi, self.comm, self._look, _AGREEMENT_TAG)
             if direct_up_to is None
@@ -171,7 +174,7 @@ class Meeting:
 
     def transfers(self, tag: int) -> Transfers:
         """A way to send between processes that have agreed on what they do, with a tag of its own."""
-        way = Transfers(self._mpi, self.comm, self._look, tag, self._largest)
+        way = Transfers(self._mpi, self.comm, self._look, tag, self._largest, self.messages)
         self._ways.append(way)
         return way
 

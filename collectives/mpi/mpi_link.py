@@ -94,7 +94,7 @@ class MpiLink(Link):
             owns_comm=owns_comm,
         )
         self._num_transfers = 0
-        self._mailbox = Mailbox(mpi, self._meeting.comm, _MAIL_TAG, largest_message)
+        self._mailbox = Mailbox(mpi, self._meeting.comm, _MAIL_TAG, largest_message, self._meeting.messages)
         self._folding = Folding(self._meeting, piece_bytes)
         self._copying = Copying(self._meeting, piece_bytes)
         track(self)

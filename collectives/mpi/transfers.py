@@ -13,6 +13,7 @@ import numpy as np
 
 from collectives.arrays import Array
 from collectives.mpi.chunks import MESSAGE_BYTES, plan_chunks
+from collectives.mpi.messages import Messages, PlainMessages
 from collectives.mpi.waiting import Look, UnderWay, have_ended
 
 
@@ -26,10 +27,20 @@ class Transfers:
         look: called while waiting.
         tag: of all messages.
         largest: bytes of one message.
+        messages: how they are begun; None for where all processes live.
     """
 
-    def __init__(self, mpi: Any, comm: Any, look: Look, tag: int, largest: int = MESSAGE_BYTES) -> None:
-        self._mpi, self._comm, self._look, self._tag = mpi, comm, look, tag
+    def __init__(
+        self,
+        mpi: Any,
+        comm: Any,
+        look: Look,
+        tag: int,
+        largest: int = MESSAGE_BYTES,
+        messages: Messages | None = None,
+    ) -> None:
+        self._mpi, self._look, self._tag = mpi, look, tag
+        self._messages = PlainMessages(comm) if messages is None else messages
         self._process, self._size, self._largest = comm.rank, comm.size, largest
         self._under_way: dict[int, tuple[Any, Array]] = {}
         """Requests, and what MPI reads or writes for them: it must not be given back before they have ended."""
@@ -51,10 +62,10 @@ class Transfers:
 
     def start_send(self, array: Array, peer: int) -> list[Any]:
         """The requests that send an array's bytes, to be given to `finish`; it must stay as it is until then."""
-        return self._begin(self._comm.Isend, array, peer)
+        return self._begin(self._messages.send, array, peer)
 
     def _receive(self, array: Array, peer: int) -> list[Any]:
-        return self._begin(self._comm.Irecv, array, peer)
+        return self._begin(self._messages.receive, array, peer)
 
     def _begin(self, start_one: Callable[..., Any], array: Array, peer: int) -> list[Any]:
         data = array.view(np.uint8)
@@ -100,6 +111,7 @@ class Transfers:
         UnderWay(self._mpi, requests).wait(self._look, lambda: sorted(set(peers)))
         for request in requests:
             del self._under_way[id(request)]
+        self._messages.give_back(requests)
 
     def abandon(self, timeout: float) -> bool:
         """Wait until what nobody waits for any more has ended, well or not; whether it has in time."""

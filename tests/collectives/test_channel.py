@@ -22,6 +22,7 @@ from collectives.channel import Channel
 from collectives.descriptions import Descriptions
 from collectives.errors import CollectiveAbortedError, CollectiveTimeoutError, PeerFailedError
 from collectives.exit_hooks import followed
+from collectives.votes import Vote
 from tests.mpi_runner import finish_ranks
 from xpdistribute.hub import Hub
 
@@ -149,6 +150,18 @@ def test_eight_processes_gather(hubs: Callable[..., Hub], start: Start) -> None:
     assert ended == [(0, expected, "")] * 8
     assert hub.wait(5.0)
     assert hub.failures == ()
+
+
+def test_votes_are_told_to_all_and_forgotten_when_the_job_goes_on(
+    hubs: Callable[..., Hub], channels: Callable[..., Channel]
+) -> None:
+    hub = hubs(2, elastic=True)
+    first, second = (channels(hub, process) for process in range(2))
+    first.votes.cast("link", 0, Vote(3, succeeded=False))
+    together(lambda: first.gather("then", 1, 5.0), lambda: second.gather("then", 1, 5.0))
+    assert [one.votes.outcome("link", 3, {0, 1}) for one in (first, second)] == [False, False]
+    together(lambda: first.regroup(None, False, 5.0), lambda: second.regroup(None, False, 5.0))
+    assert [one.votes.outcome("link", 3, {0, 1}) for one in (first, second)] == [None, None]
 
 
 def test_a_gather_times_out_on_all_who_wait_with_the_names_of_the_missing(

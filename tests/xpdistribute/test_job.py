@@ -305,6 +305,7 @@ def test_the_host_can_declare_dead_who_never_came() -> None:
         {"type": "regroup", "admit": 1},
         {"type": "failed", "text": None},
         {"type": "give_up", "key": [], "waited": 1.0},
+        {"type": "vote", "epoch": 0, "link": "link", "number": "1", "succeeded": True},
     ],
 )
 def test_who_talks_nonsense_is_dropped_and_told_to_the_others(message: dict[str, Any]) -> None:
@@ -516,6 +517,25 @@ def test_who_gives_up_a_regroup_ends_it_for_all_who_wait() -> None:
     assert told[10][0] == told[11][0]
     assert told[10][0]["missing"] == [2]
     assert regroup(job, 12) == {}
+
+
+def test_a_vote_is_passed_on_to_the_others_before_the_death_of_who_has_cast_it() -> None:
+    job = Played(3, elastic=True)
+    vote = {"link": "link", "number": 4, "succeeded": False}
+    told = job.say(12, "vote", epoch=0, **vote)
+    assert told == {
+        10: [{"type": "vote", "process": 2, **vote}],
+        11: [{"type": "vote", "process": 2, **vote}],
+    }
+    assert kinds(job.end(12)) == {10: ["lost"], 11: ["lost"]}
+
+
+def test_a_vote_of_links_that_there_are_no_more_is_not_passed_on() -> None:
+    job = Played(3, elastic=True)
+    job.end(12)
+    job.say(10, "regroup", epoch=0, info=None, admit=True)
+    job.say(11, "regroup", epoch=0, info=None, admit=True)
+    assert job.say(10, "vote", epoch=0, link="link", number=4, succeeded=False) == {}
 
 
 def test_a_job_that_is_not_elastic_does_not_regroup() -> None:
