@@ -57,7 +57,7 @@ def make_link(
         from collectives.mpi.survivors import require_survival  # noqa: PLC0415  # an extra
 
         what = f"processes on {names}" if backend == "hosts" else "backend='mpi'"
-        require_survival(what, channel.num_processes)
+        require_survival(what, channel.num_processes, channel.num_spares)
         return _agreeing(channel, why, counts, hosts if backend == "hosts" else None, name, timeout)
     from collectives.mpi.library import world  # noqa: PLC0415  # an extra
     from collectives.mpi.mpi_link import MpiLink  # noqa: PLC0415  # likewise
@@ -87,7 +87,8 @@ def _agreeing(
     from collectives.mpi.mpi_link import MpiLink  # noqa: PLC0415  # likewise
     from collectives.mpi.survivors import survivors  # noqa: PLC0415  # likewise
 
-    comm = survivors(timeout)
+    channel.summon(name)
+    comm = survivors(timeout, channel.process, has_spares=channel.num_spares > 0)
     if comm.size >= channel.num_processes:
         _require_one_numbering(comm, channel, why)
 

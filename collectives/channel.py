@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import math
 import os
+import queue
 import threading
 import time
 import weakref
@@ -57,6 +59,8 @@ class Channel:
         newcomers: how many processes wait to be taken in by a `regroup`.
         epoch: how often the job's make-up has changed.
         elastic: whether it can change.
+        num_spares: how many spare processes the job was started with.
+        summons: in a spare, names of what the others come to together in MPI, each once; then None, when there are no more.
         report: the last report of what hangs, None if there was none.
         votes: what processes have said of collectives of which nothing else told them how they went.
         descriptions: asked, in the channel's thread, when somebody wants to know what this process is doing; links add themselves.
@@ -73,6 +77,8 @@ class Channel:
         self.newcomers: int = welcome["waiting"]
         self.epoch: int = welcome["epoch"]
         self.elastic: bool = welcome["elastic"]
+        self.num_spares: int = welcome["num_spares"]
+        self.summons: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.report: HangReport | None = None
         self.descriptions = Descriptions(describe)
         self.votes = Votes(self._send_vote)
@@ -83,6 +89,7 @@ class Channel:
         self._closed = False
         self._closed_by = "its channel to the hub is closed"
         self._heard = False
+        self._is_dismissed = False
         self._gathers: dict[str, Message | None] = {}
         self._regrouped: Message | None = None
         self._is_regrouping = False
@@ -102,6 +109,7 @@ class Channel:
         host: str,
         size: int | None = None,
         join: bool = False,
+        spare: bool = False,
         timeout: float = 300.0,
         describe: Describe = dict,
     ) -> Channel:
@@ -114,6 +122,7 @@ class Channel:
             host: what this process calls its host.
             size: how many processes this one believes the job to have; refused if it has another number.
             join: come as a newcomer, which gets its number by its first `regroup`.
+            spare: as one that is only to take the place of another one.
             timeout: seconds to try for.
             describe: says what this process is doing where no link does.
 
@@ -131,6 +140,7 @@ class Channel:
             "identity": identify(os.getpid()),
             "size": size,
             "join": join,
+            "spare": spare,
         }
         return cls(HubConnection(address, hello, timeout), host, describe)
 
@@ -184,11 +194,12 @@ class Channel:
         Args:
             info: of JSON's types, shown to all.
             admit: whether newcomers may come in. They say True themselves.
-            timeout: seconds to wait for the others.
+            timeout: seconds to wait for the others; infinite in a spare.
 
         Raises:
             CollectiveTimeoutError: somebody did not come in time; on all that wait.
             CollectiveError: the job cannot go on with this process, or the hub is gone.
+            SystemExit: in a spare, the job has ended without needing it.
         """
         with self._changed:
             if self._is_regrouping:
@@ -197,6 +208,10 @@ class Channel:
         try:
             self._send({"type": "regroup", "epoch": self.epoch, "info": info, "admit": admit})
             answer = self._wait(None, lambda: self._regrouped, timeout)
+        except CollectiveError:
+            if self._is_dismissed:
+                raise SystemExit(0) from None  # its program is as done as that of the others
+            raise
         finally:
             self._is_regrouping = False
         if answer["type"] == "regroup_failed":
@@ -268,6 +283,22 @@ class Channel:
             process,
         )
 
+    def summon(self, key: str) -> None:
+        """Call the spares, if there are any, to what all live processes come to together in MPI. All members do.
+
+        Args:
+            key: its name, used once.
+        """
+        if self.num_spares:
+            self._send({"type": "summon", "epoch": self.epoch, "key": key})
+
+    def give_up(self, error: CollectiveError) -> None:
+        """Fail, in the name of another thread, whatever this process does next with the others, who are told."""
+        self.publish_failure(in_words(error))
+        with self._changed:
+            self.failure, self._closed = error, True
+            self._changed.notify_all()
+
     def publish_failure(self, text: str, follows: int | None = None) -> None:
         """Tell the others that this process fails, and why; waits a moment until the hub has it.
 
@@ -303,6 +334,7 @@ class Channel:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        self.summons.put(None)
         self._connection.close()
 
     # -------------------------------------------------------------------- waiting
@@ -310,13 +342,14 @@ class Channel:
     def _wait(self, key: str | None, answer: Callable[[], Message | None], timeout: float) -> Message:
         """Wait for the hub's answer to what was sent, and tell every now and then who is missing."""
         start = time.monotonic()
-        deadline, tell_at, gave_up = start + timeout, start + TELL_EVERY, False
+        deadline, gave_up = start + timeout, False
+        tell_at = start + TELL_EVERY if timeout < math.inf else math.inf
         while True:
             with self._changed:
                 now = time.monotonic()
                 self._changed.wait_for(
                     lambda: answer() is not None or self._is_cut_off(key),
-                    max(0.0, min(deadline, tell_at) - now),
+                    min(max(0.0, min(deadline, tell_at) - now), threading.TIMEOUT_MAX),
                 )
                 found = answer()
                 if found is not None:
@@ -391,6 +424,9 @@ class Channel:
                 if message.get("how") == "stopped" and message["host"] == self.host:
                     # Were it to go on, it would write into memory that is not its own any more.
                     kill(message["pid"], message["identity"])
+            elif kind == "spare_stopped":
+                if message["host"] == self.host:
+                    kill(message["pid"], message["identity"])
             elif kind == "left":
                 process = message["process"]
                 self._left_peers[process] = name_of(message, self.num_processes)
@@ -399,6 +435,12 @@ class Channel:
                 self.newcomers = message["count"]
             elif kind == "report":
                 self._take_report(message)
+            elif kind == "summons":
+                self.summons.put(message["key"])
+            elif kind == "dismissed":
+                self._closed, self._closed_by = True, "the job has ended without needing this spare process"
+                self._is_dismissed = True
+                self.summons.put(None)
             elif kind == "vote":
                 self.votes.take(
                     message["link"], message["process"], Vote(message["number"], message["succeeded"])
@@ -411,9 +453,12 @@ class Channel:
                 self._heard = True
             elif kind == "hub_closed":
                 self._closed, self._closed_by = True, "the process that hosts the hub has ended in good order"
+                self._is_dismissed = self.process < 0 and self.num_spares > 0
+                self.summons.put(None)
             elif kind in ("expelled", "refused"):
                 self._fail(PeerFailedError(f"process {self.process}: {message['text']}", self.process))
                 self._closed = True
+                self.summons.put(None)
             else:
                 raise WireError(f"message: the channel knows no {kind!r}")
             self._changed.notify_all()
@@ -463,6 +508,7 @@ class Channel:
                 )
                 self._closed = True
             self._changed.notify_all()
+        self.summons.put(None)
 
     def _state(self, about: str) -> dict[str, Any]:
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import final
 
@@ -18,6 +18,7 @@ from collectives.clusters import EVALUATOR, PARAMETER_SERVER, TF_CONFIG, Cluster
 from collectives.node_list import expand_counts, expand_node_list
 
 HUB, SIZE, RANK, HOST = "XPDISTRIBUTE_HUB", "XPDISTRIBUTE_SIZE", "XPDISTRIBUTE_RANK", "XPDISTRIBUTE_HOST"
+SPARES = "XPDISTRIBUTE_SPARES"
 HUB_PORT = "XPDISTRIBUTE_PORT"
 
 _SLURM_PORTS = range(20000, 28000)
@@ -55,6 +56,7 @@ class ClusterPlace:
         hosts: of all processes' hosts, once each, where they are known; else empty.
         hub: ``host:port`` of the hub, where it is known before the processes have talked.
         task: what TF_CONFIG said, if it did.
+        is_spare: whether it computes only when it has taken the place of one that was lost; ``process`` is its number in what was started.
         looked_at: the variables that it was told from, with their values, for messages.
     """
 
@@ -68,6 +70,7 @@ class ClusterPlace:
     hub: str | None = None
     task: ClusterTask | None = None
     looked_at: tuple[tuple[str, str], ...] = ()
+    is_spare: bool = False
 
     @property
     def is_chief(self) -> bool:
@@ -83,8 +86,9 @@ class ClusterPlace:
 
     def __str__(self) -> str:
         told = ", ".join(f"{name}={value}" for name, value in self.looked_at)
-        return f"process {self.process} of {self.num_processes}, as {self.kind.value} says" + (
-            f" ({told})" if told else ""
+        return (
+            f"{'spare ' if self.is_spare else ''}process {self.process} of {self.num_processes}, as {self.kind.value} says"
+            + (f" ({told})" if told else "")
         )
 
 
@@ -193,7 +197,8 @@ def _from_launcher(environ: Mapping[str, str], host: str) -> ClusterPlace | None
         local.local_process if not environ.get(RANK) else (),
         local.num_local_processes if not environ.get(RANK) else (),
     )
-    return _read(variables, environ, host, hub=hub)
+    _, spares = _number((SPARES,), environ, f"{ClusterKind.LAUNCHER.value}: looked at {SPARES}")
+    return _read(variables, environ, host, hub=hub, num_spares=spares or 0)
 
 
 def _from_mpi(environ: Mapping[str, str], host: str) -> ClusterPlace | None:
@@ -306,18 +311,7 @@ def _beside_tf_config(place: ClusterPlace, environ: Mapping[str, str]) -> Cluste
             f"{TF_CONFIG}: got the task {told.task.task_type} {told.task.task_id}, which is process {told.process}, but {place.kind.value} "
             f"says that this is process {place.process} ({place.looked_at[0][0]}); need the same in both — unset {TF_CONFIG}"
         )
-    return ClusterPlace(
-        place.kind,
-        place.process,
-        place.num_processes,
-        place.local_process,
-        place.num_local_processes,
-        place.host,
-        place.hosts,
-        place.hub,
-        told.task,
-        place.looked_at,
-    )
+    return replace(place, task=told.task)
 
 
 # ---------------------------------------------------------------- reading
@@ -330,6 +324,7 @@ def _read(
     *,
     hosts: tuple[str, ...] = (),
     hub: str | None = None,
+    num_spares: int = 0,
 ) -> ClusterPlace:
     where = f"{variables.kind.value}: looked at {', '.join((*variables.process, *variables.num_processes))}"
     process_name, process = _number(variables.process, environ, where)
@@ -350,9 +345,10 @@ def _read(
         )
     if size < 1:
         raise ValueError(f"{size_name}: got {size} processes; need at least one — {_ADVICE} ({where})")
-    if process >= size:
+    if process >= size + num_spares:
         raise ValueError(
-            f"{process_name}: got {process}, but {size_name} is {size}; need a number from 0 to {size - 1} — {_ADVICE} ({where})"
+            f"{process_name}: got {process}, but {size_name} is {size}{f' and {SPARES} {num_spares}' if num_spares else ''}; need a number from 0 to "
+            f"{size + num_spares - 1} — {_ADVICE} ({where})"
         )
     local_name, local = _number(variables.local_process, environ, where)
     num_name, num_local = _number(variables.num_local_processes, environ, where)
@@ -371,6 +367,7 @@ def _read(
         hub,
         None,
         ((process_name, environ[process_name]), (size_name, environ[size_name])),
+        process >= size,
     )
 
 

@@ -38,7 +38,7 @@ def connect(place: ClusterPlace, timeout: float, environ: Mapping[str, str] | No
         RuntimeError: the processes can't be connected as they were started.
     """
     environ = os.environ if environ is None else environ
-    joins = environ.get(JOIN) == "1" and place.kind is ClusterKind.LAUNCHER
+    joins = place.is_spare or (environ.get(JOIN) == "1" and place.kind is ClusterKind.LAUNCHER)
     if place.is_alone and not joins and place.kind is not ClusterKind.LAUNCHER:
         return None
     address, token = _meeting_point(place, environ, timeout)
@@ -49,6 +49,7 @@ def connect(place: ClusterPlace, timeout: float, environ: Mapping[str, str] | No
         host=place.host,
         size=None if joins else place.num_processes,
         join=joins,
+        spare=place.is_spare,
         timeout=timeout,
     )
     channel.install_hooks()

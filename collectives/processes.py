@@ -5,11 +5,12 @@ Joined once and kept: all strategies of a process talk over one channel, each by
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from collectives.backends import BACKENDS, make_link
 from collectives.channel import Channel
@@ -23,6 +24,9 @@ from collectives.link import Link
 from collectives.renewable_link import RenewableLink
 from collectives.shared_memory.segments import host_identity
 from collectives.this_process import set_process_number
+
+if TYPE_CHECKING:
+    from collectives.mpi.standby import Standby
 
 _TO_BE_EXCUSED = 2.0
 """Seconds that a process whose step has failed waits for the others to come to their next collective."""
@@ -50,6 +54,11 @@ class Processes:
         self.channel = channel
         self.place = place
         self.timeout = timeout
+        self._standby: Standby | None = None
+        if channel is not None and place.is_spare:
+            from collectives.mpi.standby import Standby  # noqa: PLC0415  # most processes are none
+
+            self._standby = Standby(channel.summons, channel.give_up, timeout)
         self._num_links = 0
         self._needs_mpi = False
         self._num_kept = 0
@@ -88,8 +97,9 @@ class Processes:
 
     @property
     def newcomers(self) -> int:
-        """How many processes wait to be taken in; none where several hosts are connected by MPI, which newcomers are not in."""
-        return 0 if self.channel is None or self._needs_mpi else self.channel.newcomers
+        """How many processes wait to be taken in; none where MPI connects several hosts, unless they were started with it as spares."""
+        channel = self.channel
+        return 0 if channel is None or (self._needs_mpi and not channel.num_spares) else channel.newcomers
 
     @property
     def num_processes(self) -> int:
@@ -171,7 +181,11 @@ class Processes:
             links = {
                 number: link for number, (kept, *_) in self._kept.items() if (link := kept()) is not None
             }
-            regrouped = channel.regroup([own, list(links)], admit, timeout)
+            is_waiting = self._standby is not None
+            regrouped = channel.regroup([own, list(links)], admit, math.inf if is_waiting else timeout)
+            if self._standby is not None:
+                self._standby.end()
+                self._standby = None
             members = regrouped.members
             # A number means another process now; a name stays.
             self.names = tuple(

@@ -55,7 +55,9 @@ class Attempt:
         output: where what they print goes.
         is_local: whether all ranks are on this machine.
         elastic: whether the others go on when one dies.
-        replacements: how many times each process is replaced then.
+        num_processes: how many compute.
+        num_spares: how many more are started, to take the places of those that die.
+        replacements: how many times each process is replaced then, where there are no spares.
         deadline: a `time.monotonic` at which the job is ended; None for never.
     """
 
@@ -70,6 +72,7 @@ class Attempt:
         output: Output,
         *,
         num_processes: int,
+        num_spares: int,
         is_local: bool,
         elastic: bool,
         replacements: int,
@@ -83,7 +86,7 @@ class Attempt:
         self._open_hub_at: float | None = None
         self._files = files
         self._output = output
-        self._num_processes = num_processes
+        self._num_ranks = num_processes + num_spares
         self._is_local = is_local
         self._elastic = elastic
         self._deadline = deadline
@@ -99,6 +102,7 @@ class Attempt:
             self._replace,
             self._end_by,
             num_processes=num_processes,
+            num_spares=num_spares,
             is_local=is_local,
             elastic=elastic,
             replacements=replacements,
@@ -302,7 +306,7 @@ class Attempt:
             return True
         if not self._elastic or self._end_at is not None or processes.has_newcomers:
             return False
-        if self._is_local and len(processes.statuses) == self._num_processes:
+        if self._is_local and len(processes.statuses) == self._num_ranks:
             # With ULFM it sometimes never ends.
             self._end_by(time.monotonic() + _TO_NOTICE)
             self._end_step = 1
@@ -314,7 +318,7 @@ class Attempt:
             number = self._signal or signal.SIGTERM
             if self._signal == signal.SIGINT:
                 # Everybody's traceback of the same Ctrl-C would bury what the first one says.
-                ranks = range(self._num_processes)
+                ranks = range(self._num_ranks)
                 self._output.hidden.update((rank, ERR) for rank in ranks if rank != self._output.speaker)
             self._processes.signal_ranks(number)
             self._end_step, self._end_at = 1, now + _TO_END

@@ -47,6 +47,7 @@ class Hub:
         port: 0 takes a free one.
         elastic: whether the job goes on without the processes it loses, and takes newcomers.
         heartbeat_seconds: in an elastic job, a process that is silent for so long is treated as dead.
+        num_spares: how many more are started, each to take the place of one that is lost.
         sees_ends: whether `ended` is called for each process.
         grace: seconds that `close` takes at most to send what is under way.
         on_event: called with what happens, in the hub's thread; it must not take long.
@@ -68,17 +69,24 @@ class Hub:
         *,
         elastic: bool = False,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        num_spares: int = 0,
         sees_ends: bool = False,
         grace: float = 0.5,
         on_event: Callable[[Event | Regrouped], None] | None = None,
         listener: socket.socket | None = None,
     ) -> None:
         self._job = Job(
-            num_processes, token, elastic=elastic, heartbeat_seconds=heartbeat_seconds, sees_ends=sees_ends
+            num_processes,
+            token,
+            elastic=elastic,
+            heartbeat_seconds=heartbeat_seconds,
+            num_spares=num_spares,
+            sees_ends=sees_ends,
         )
         if listener is None:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             listener = socket.create_server((host, port), family=family, backlog=1024)
+        self._num_spares = num_spares
         self._listener = listener
         self._listener.setblocking(False)
         self.port: int = listener.getsockname()[1]
@@ -215,7 +223,7 @@ class Hub:
             _log.warning("the hub could not take a connection: %s", error)
             time.sleep(0.02)
             return
-        if len(self._connections) >= self._job.num_processes + GUESTS:
+        if len(self._connections) >= self._job.num_processes + self._num_spares + GUESTS:
             sock.close()
             return
         self._num_connections += 1

@@ -40,7 +40,8 @@ class HubReports:
         num_processes: how many there are at first.
         is_local: whether all ranks are on this machine.
         elastic: whether the others go on when one dies.
-        replacements: how many times each process is replaced then.
+        num_spares: how many more were started.
+        replacements: how many times each process is replaced then, where there are no spares.
 
     Attributes:
         members: what has been told; None as long as there is nothing.
@@ -55,6 +56,7 @@ class HubReports:
         end_by: Callable[[float], None],
         *,
         num_processes: int,
+        num_spares: int,
         is_local: bool,
         elastic: bool,
         replacements: int,
@@ -65,7 +67,7 @@ class HubReports:
         self._output = output
         self._replace = replace
         self._end_by = end_by
-        self._num_processes = num_processes
+        self._num_processes, self._num_spares = num_processes, num_spares
         self._is_local = is_local
         self._elastic = elastic
         self._replacements = replacements
@@ -84,6 +86,7 @@ class HubReports:
             self.members = Membership(
                 self._num_processes,
                 elastic=self._elastic,
+                num_spares=self._num_spares,
                 replacements=self._replacements,
                 host=None if self._is_local else own_host(),
             )

@@ -34,6 +34,7 @@ class Job:
         token: who doesn't know it is refused.
         elastic: whether it goes on without the processes it loses, and takes newcomers.
         heartbeat_seconds: in an elastic job, who is silent for so long is treated as dead.
+        num_spares: how many more are started, each to take the place of one that is lost.
         sees_ends: whether `ended` is called for each process. A goodbye alone then means nothing yet: a program that raises
             SystemExit says it, too, as Python shows it no status.
     """
@@ -45,6 +46,7 @@ class Job:
         *,
         elastic: bool,
         heartbeat_seconds: float,
+        num_spares: int = 0,
         sees_ends: bool = False,
     ) -> None:
         if num_processes < 1:
@@ -54,6 +56,7 @@ class Job:
         self.heartbeat_seconds = heartbeat_seconds
         self._token = token
         self._guests: dict[int, float] = {}
+        self._num_spares = num_spares
         self._sees_ends = sees_ends
         self._leaving: list[tuple[float, Peer]] = []
         self._roster = Roster(num_processes, elastic=elastic)
@@ -71,6 +74,7 @@ class Job:
             "report": self._inquiries.ask,
             "state": self._inquiries.answer,
             "vote": self._vote,
+            "summon": self._summon,
         }
 
     @property
@@ -121,6 +125,8 @@ class Job:
             peer.connection = None
             if peer in roster.newcomers:
                 roster.remove_newcomer(peer)
+                if peer.is_spare:
+                    self._event(Lost, peer, text=why)
             elif peer.standing is Standing.HERE:
                 self._lose(peer, "died", why)
             self._settle()
@@ -210,6 +216,7 @@ class Job:
         identity, now = field(message, "identity", str), self._roster.now
         peer = Peer(None, Standing.HERE, connection, pid, host, identity, now)
         if field(message, "join", bool):
+            peer.is_spare = message.get("spare") is True
             self._join(peer, connection)
             return
         process = field(message, "process", int)
@@ -241,11 +248,16 @@ class Job:
         if not self._roster.elastic:
             text = "join: this job takes no newcomers; need an elastic one — start it with --elastic"
             self._refuse_guest(connection, "runtime", text)
+        elif peer.is_spare != bool(self._num_spares):
+            text = "join: this job is started with its spares and takes nobody else; need processes that its launcher has started"
+            self._refuse_guest(connection, "runtime", text)
         elif not any(member.is_live for member in self._roster.members):
             self._refuse_guest(connection, "runtime", _ALL_ENDED)
         else:
             self._roster.newcomers.append(peer)
             self._enter(peer, connection)
+            for key in self._roster.summons if peer.is_spare else ():
+                self._roster.send([peer], {"type": "summons", "key": key})
 
     def _enter(self, peer: Peer, connection: int) -> None:
         roster = self._roster
@@ -258,7 +270,8 @@ class Job:
             "epoch": roster.epoch,
             "elastic": roster.elastic,
             "heartbeat_seconds": self.heartbeat_seconds,
-            "waiting": roster.num_ready,
+            "num_spares": self._num_spares,
+            "waiting": len(roster.ready),
         }
         roster.send([peer], welcome)
         if peer.process is not None:
@@ -343,6 +356,10 @@ class Job:
         self._roster.cut_off(peer)
         if peer in self._roster.newcomers:
             self._roster.remove_newcomer(peer)
+            if peer.is_spare:
+                # MPI would wait for it. Whoever is on its host can end it.
+                who = {"pid": peer.pid, "host": peer.host, "identity": peer.identity}
+                self._roster.send(self._roster.members, {"type": "spare_stopped", **who})
             self._event(Silent, peer)
         elif peer.standing is Standing.HERE:
             self._lose(peer, "stopped", f"nothing was heard of it for {self.heartbeat_seconds:g} s")
@@ -369,8 +386,8 @@ class Job:
         self._regrouping.settle()
         if not any(peer.is_live for peer in self._roster.members):
             for peer in list(self._roster.newcomers):
-                message = {"type": "refused", "kind": "runtime", "text": _ALL_ENDED}
-                self._roster.send([peer], message)
+                refusal = {"type": "refused", "kind": "runtime", "text": _ALL_ENDED}
+                self._roster.send([peer], {"type": "dismissed"} if peer.is_spare else refusal)
                 self._roster.cut_off(peer)
             self._roster.newcomers.clear()
 
@@ -386,6 +403,14 @@ class Job:
         what = {"link": link, "number": number, "succeeded": succeeded}
         others = [one for one in roster.members if one is not peer]
         roster.send(others, {"type": "vote", "process": peer.process, **what})
+
+    def _summon(self, peer: Peer, message: Message) -> None:
+        """Call the spares to what the members do together, each of whom says so."""
+        roster, key = self._roster, field(message, "key", str)
+        if field(message, "epoch", int) != roster.epoch or peer.process is None or key in roster.summons:
+            return
+        roster.summons.append(key)
+        roster.send([one for one in roster.newcomers if one.is_spare], {"type": "summons", "key": key})
 
     def _who(self, peer: Peer, message: Message) -> None:
         key = _key(message)

@@ -59,12 +59,12 @@ def launch(arguments: Sequence[str]) -> int:
     except OSError as error:
         if not is_shortage(error):
             raise
-        Output.say(f"{error}. {shortage(options.num_processes) if options else ''}".removesuffix(". "))
+        Output.say(f"{error}. {shortage(options.num_ranks) if options else ''}".removesuffix(". "))
         return 1
 
 
 def _launch(options: RunOptions) -> int:
-    raise_limits(options.num_processes)
+    raise_limits(options.num_ranks)
     plan = _Plan(options, os.environ)
     if options.dry_run:
         print(plan.as_shell())
@@ -90,7 +90,7 @@ def _attempt(plan: _Plan, restart: int, deadline: float | None) -> Result:
     options = plan.options
     terminals = plan.terminals
     files = RankFiles(
-        options.num_processes,
+        options.num_ranks,
         all_output=options.all_output,
         elastic=options.elastic,
         terminals=terminals,
@@ -115,6 +115,7 @@ def _attempt(plan: _Plan, restart: int, deadline: float | None) -> Result:
                 host,
                 elastic=options.elastic,
                 heartbeat_seconds=options.heartbeat or HEARTBEAT_SECONDS,
+                num_spares=options.spares,
                 sees_ends=plan.is_local,
                 on_event=on_event,
                 listener=socket(fileno=listener.detach()),
@@ -127,6 +128,8 @@ def _attempt(plan: _Plan, restart: int, deadline: float | None) -> Result:
             "XPDISTRIBUTE_TOKEN": token,
             "XPDISTRIBUTE_SIZE": str(options.num_processes),
         }
+        if options.spares:
+            environment["XPDISTRIBUTE_SPARES"] = str(options.spares)
         if options.elastic:
             environment["XPDISTRIBUTE_ELASTIC"] = "1"
         elif options.max_restarts:
@@ -140,6 +143,7 @@ def _attempt(plan: _Plan, restart: int, deadline: float | None) -> Result:
             files,
             Output(tagged=options.tag_output, of_all=options.all_output, drawing=drawing_on(terminals)),
             num_processes=options.num_processes,
+            num_spares=options.spares,
             is_local=plan.is_local,
             elastic=options.elastic,
             replacements=options.max_restarts,
@@ -228,7 +232,7 @@ class _Plan:
     def _mpiexec_command(self, program: Sequence[str], passed: Sequence[str]) -> list[str]:
         return self.mpiexec.command(
             program,
-            self.options.num_processes,
+            self.options.num_ranks,
             self.hosts,
             passed=() if self.is_local else passed,
             elastic=self.options.elastic,
@@ -282,7 +286,7 @@ def _conclude(result: Result, plan: _Plan) -> None:
             f"mpiexec ended with status {result.status} before any process had started. {plan.likely_reason}"
         )
     elif result.status:
-        reason = "" if result.has_started else shortage(options.num_processes)
+        reason = "" if result.has_started else shortage(options.num_ranks)
         Output.say(
             f"mpiexec ended with status {result.status}{f'. {reason}' if reason else ', and did not say why'}"
         )

@@ -68,11 +68,20 @@ class Membership:
     Args:
         num_processes: how many there are at first.
         elastic: whether the others go on when one is lost.
-        replacements: how many times each process is replaced then.
+        num_spares: how many more were started, which take the places of the lost by themselves.
+        replacements: how many times each process is replaced then, where there are no spares.
         host: of the launcher, the only one on which it can start and kill processes; None if there is no other.
     """
 
-    def __init__(self, num_processes: int, *, elastic: bool, replacements: int, host: str | None) -> None:
+    def __init__(
+        self,
+        num_processes: int,
+        *,
+        elastic: bool,
+        replacements: int,
+        host: str | None,
+        num_spares: int = 0,
+    ) -> None:
         self.loss: Loss | None = None
         """Why the job has ended, if it has not ended well: the first that was lost for a reason of its own; in an elastic
         job, which goes on without those, the first since it went on for the last time."""
@@ -82,6 +91,7 @@ class Membership:
         self._num_awaited = num_processes  # of those that it starts with: they have not come yet
         self._elastic = elastic
         self._replacements = replacements
+        self._has_spares, self._num_spares_left = num_spares > 0, num_spares
         self._host = host
         self._standings: dict[_Process, _Standing] = {}
         self._hosts: set[str] = set()
@@ -157,7 +167,8 @@ class Membership:
         else:
             self._num_awaited -= 1
         follows = isinstance(event, Failed) and event.follows is not None
-        if not follows and (self.loss is None or (self._goes_on_after_loss and not is_new)):
+        is_idle = is_new and self._has_spares
+        if not follows and not is_idle and (self.loss is None or (self._goes_on_after_loss and not is_new)):
             text = "" if isinstance(event, Silent) else event.text
             self.loss = Loss(rank, event.pid, event.host, text, isinstance(event, Lost))
             self._goes_on_after_loss = False
@@ -165,21 +176,40 @@ class Membership:
             return Decision(ends_job=True)
         is_here = self._host is None or event.host in ("", self._host)
         kill = (event.pid, event.identity) if isinstance(event, Silent) and is_here and event.pid else None
+        if is_idle:
+            return Decision(kill=kill, say=self._lose_spare(event))
         if rank is None:
             return Decision(kill=kill)
         where = f" (pid {event.pid}, host {event.host})" if event.pid else ""
         what = f"rank {rank}{where} {_fate(event)}"
+        if self._has_spares:
+            return Decision(kill=kill, say=self._take_spare(what))
         if not is_here:
             return Decision(
                 kill=kill,
-                say=f"{what}; none can be started in its place on another host than this, so the others go on without it",
+                say=f"{what}; none can be started in its place on another host than this, so the others go on without it (--spares K keeps "
+                "some ready)",
             )
         if len(self._hosts) > 1:
             # MPI connects the processes of several hosts, and knows only those that it has started with.
-            why = "" if self._has_said_why else ", as those of several hosts can't be replaced"
+            why = (
+                ""
+                if self._has_said_why
+                else ", as nobody can join processes of several hosts later (--spares K keeps some ready)"
+            )
             self._has_said_why = True
             return Decision(kill=kill, say=f"{what}; the others go on without it{why}")
         return self._replace(rank, what, kill)._replace(at_once=not isinstance(event, Failed))
+
+    def _lose_spare(self, event: Event) -> str:
+        self._num_spares_left = max(0, self._num_spares_left - 1)
+        return f"a spare (pid {event.pid}, host {event.host}) has gone, {self._num_spares_left} left"
+
+    def _take_spare(self, what: str) -> str:
+        if not self._num_spares_left:
+            return f"{what}; no spare is left, so the others go on without it"
+        self._num_spares_left -= 1
+        return f"{what}; a spare takes its place, {self._num_spares_left} left"
 
     def _replace(self, rank: int, what: str, kill: tuple[int, str] | None) -> Decision:
         if not self.can_take_in:

@@ -64,7 +64,7 @@ class Regrouping:
         self._inquiries.close()
         admitted: list[Peer] = []
         if all(peer.admits for peer in survivors):
-            admitted = [peer for peer in roster.newcomers if peer.is_ready]
+            admitted = roster.ready
         for peer in roster.members:
             if not peer.is_live and peer.connection is not None:
                 # It failed or said goodbye, and still is there; but it has no number any more.
@@ -89,7 +89,7 @@ class Regrouping:
                 "epoch": roster.epoch,
                 "process": process,
                 "members": listed_members,
-                "waiting": roster.num_ready,
+                "waiting": len(roster.ready),
             }
             roster.send([peer], message)
         pids, hosts = zip(*((peer.pid, peer.host) for peer in roster.members), strict=True)

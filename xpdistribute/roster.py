@@ -63,6 +63,7 @@ class Peer:
     info: Any = None
     is_ready: bool = False
     admits: bool = False
+    is_spare: bool = False
 
     @property
     def is_live(self) -> bool:
@@ -86,6 +87,7 @@ class Roster:
 
     def __init__(self, num_processes: int, *, elastic: bool) -> None:
         self.elastic = elastic
+        self._num_wanted = num_processes
         self.epoch = 0
         self.now = 0.0
         self.members = [Peer(process) for process in range(num_processes)]
@@ -93,16 +95,23 @@ class Roster:
         self.by_connection: dict[int, Peer] = {}
         self.told: list[Message] = []
         """What the members have been told of those that are gone, in this make-up."""
+        self.summons: list[str] = []
+        """What spares have been called to, in its order."""
         self._actions: list[Action] = []
 
     @property
-    def num_ready(self) -> int:
-        """How many newcomers can be taken in."""
-        return sum(peer.is_ready for peer in self.newcomers)
+    def ready(self) -> list[Peer]:
+        """The newcomers that can be taken in: all that are ready, but of the spares only as many as places are free."""
+        wanted = [peer for peer in self.newcomers if peer.is_ready and not peer.is_spare]
+        spares = [peer for peer in self.newcomers if peer.is_ready and peer.is_spare]
+        # Who has ended in good order has left no place to be filled.
+        gone = (Standing.FAILED, Standing.LOST)
+        taken = sum(peer.standing not in gone for peer in self.members)
+        return wanted + spares[: max(0, self._num_wanted - taken - len(wanted))]
 
     def tell_waiting(self) -> None:
         """Tell the members how many newcomers there are."""
-        self.send(self.members, {"type": "waiting", "count": self.num_ready})
+        self.send(self.members, {"type": "waiting", "count": len(self.ready)})
 
     def remove_newcomer(self, peer: Peer) -> None:
         """One of them is gone."""

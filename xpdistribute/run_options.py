@@ -26,6 +26,8 @@ work everywhere. PROGRAM is a Python file, -m MODULE, or anything that can be ex
   --elastic                go on when a process dies, and start another in its place
   --max-restarts K         elastic: how many times each process is replaced (3); otherwise: how many times the whole job is
                            started again when it fails (0)
+  --spares K               elastic: start K processes more, each to take the place of one that dies; over several hosts nothing
+                           else can (0)
   --heartbeat S            elastic: a process of which nothing is heard for S seconds is killed, as if it had died (10)
   --tag-output             put [RANK] before each line of output
   --all-output             show the standard output of all processes, not of rank 0 alone; errors are always shown
@@ -47,6 +49,7 @@ _VALUED = {
     "--hosts": "hosts",
     "--hostfile": "hostfile",
     "--max-restarts": "max_restarts",
+    "--spares": "spares",
     "--threads": "threads",
     "--timeout": "timeout",
     "--heartbeat": "heartbeat",
@@ -75,6 +78,7 @@ class RunOptions(NamedTuple):
         threads: of BLAS in each process; None for what fits.
         timeout: seconds that the job has; None for no limit.
         dry_run: whether to print the command only.
+        spares: how many processes more are started for the places of those that die.
         heartbeat: seconds of silence after which a process of an elastic job is treated as dead; None for the hub's own.
     """
 
@@ -89,6 +93,12 @@ class RunOptions(NamedTuple):
     timeout: float | None = None
     dry_run: bool = False
     heartbeat: float | None = None
+    spares: int = 0
+
+    @property
+    def num_ranks(self) -> int:
+        """How many processes are started."""
+        return self.num_processes + self.spares
 
 
 def parse(arguments: Sequence[str]) -> RunOptions | None:
@@ -117,12 +127,24 @@ def parse(arguments: Sequence[str]) -> RunOptions | None:
             name, value = _valued(argument, rest)
             values[name] = value
     hosts = _hosts(values)
+    spares = _count("--spares", values.get("spares"), 0) or 0
     num_processes = _count("-n", values.get("num_processes"), 1)
     if num_processes is None:
         if not hosts:
             raise ValueError("-n: not given; need how many processes to start — such as -n 2")
-        num_processes = sum(host.slots or 1 for host in hosts)
+        num_processes = sum(host.slots or 1 for host in hosts) - spares
+        if num_processes < 1:
+            raise ValueError(
+                f"--spares: got {spares}, and the hosts have {num_processes + spares} slots; need one slot at least for a process that "
+                "computes — give -n, or more slots"
+            )
     elastic = "elastic" in flags
+    if spares and not elastic:
+        raise ValueError("--spares: got it without --elastic; need both — other jobs end when a process dies")
+    if spares and "max_restarts" in values:
+        raise ValueError(
+            "got both --spares and --max-restarts; need one of them — spares take the places of dead processes in place of new ones"
+        )
     if "heartbeat" in values and not elastic:
         raise ValueError(
             "--heartbeat: got it without --elastic; need both — other jobs end when a process dies"
@@ -142,6 +164,7 @@ def parse(arguments: Sequence[str]) -> RunOptions | None:
         _seconds("--timeout", values.get("timeout")),
         "dry_run" in flags,
         _seconds("--heartbeat", values.get("heartbeat")),
+        spares,
     )
 
 

@@ -137,6 +137,11 @@ def test_the_host_can_be_told() -> None:
         ({**OURS, "XPDISTRIBUTE_SIZE": ""}, ["XPDISTRIBUTE_SIZE", "looked at", "XPDISTRIBUTE_RANK"]),
         (OURS, ["XPDISTRIBUTE_SIZE: got 4", "PMI_RANK"]),
         ({**OURS, "XPDISTRIBUTE_RANK": "4"}, ["XPDISTRIBUTE_RANK: got 4", "XPDISTRIBUTE_SIZE is 4"]),
+        (
+            {**OURS, "XPDISTRIBUTE_RANK": "6", "XPDISTRIBUTE_SPARES": "2"},
+            ["XPDISTRIBUTE_RANK: got 6", "XPDISTRIBUTE_SIZE is 4 and XPDISTRIBUTE_SPARES 2", "0 to 5"],
+        ),
+        ({**OURS, "XPDISTRIBUTE_RANK": "0", "XPDISTRIBUTE_SPARES": "x"}, ["XPDISTRIBUTE_SPARES: got 'x'"]),
         ({"XPDISTRIBUTE_RANK": "4"}, ["XPDISTRIBUTE_RANK: got '4'", "XPDISTRIBUTE_HUB is not set"]),
         ({**SRUN, "SLURM_PROCID": "5"}, ["SLURM_PROCID: got 5", "SLURM_STEP_NUM_TASKS is 5"]),
         ({k: v for k, v in SRUN.items() if "NODELIST" not in k}, ["SLURM_STEP_NODELIST", "5 tasks"]),
@@ -294,3 +299,11 @@ def test_a_place_can_not_be_changed() -> None:
     assert find_place({}) == ClusterPlace(
         ClusterKind.ALONE, 0, 1, 0, 1, find_place({}).host, (find_place({}).host,)
     )
+
+
+def test_processes_beyond_those_that_compute_are_spares() -> None:
+    environ = {**OURS, "XPDISTRIBUTE_SPARES": "2"}
+    places = [find_place({**environ, "XPDISTRIBUTE_RANK": str(rank)}) for rank in range(6)]
+    assert [place.is_spare for place in places] == [False] * 4 + [True] * 2
+    assert {place.num_processes for place in places} == {4}
+    assert str(places[5]).startswith("spare process 5 of 4")

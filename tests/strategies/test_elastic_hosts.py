@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -47,7 +47,7 @@ def tell(what, **more):
         file.write(line)
 
 
-if deed == "dies before MPI" and rank == 1:
+if (deed == "dies before MPI" and rank == 1) or (deed == "a spare dies before MPI" and rank == 4):
     os.kill(os.getpid(), 9)
 s = xd.MultiWorkerMirroredStrategy(
     communication_options=xd.CommunicationOptions(timeout_seconds=15.0),
@@ -61,6 +61,12 @@ with s.scope():
     many = xd.Variable(np.zeros(elements), name="many")
     optimizer, slow = xd.SGD(0.02, momentum=0.9), xd.SGD(1.0)
 it = iter(s.distribute_dataset(xd.from_arrays((X, Y, np.arange(len(X)) % 7.0)).batch(BATCH).repeat()))
+if os.environ.get("XPDISTRIBUTE_SPARES"):
+    if rank >= int(os.environ["XPDISTRIBUTE_SIZE"]):
+        if deed == "a spare is late":
+            time.sleep(1.5)
+        tell("waits")
+    s.share_state(xd.Checkpoint(w=w, many=many, optimizer=optimizer, slow=slow, iterator=it))
 tell("ready")
 
 
@@ -71,7 +77,7 @@ def step(x, y, number):
 
 
 until = time.monotonic() + seconds
-steps, is_over, slowest = 0, False, 0.0
+steps, is_over, slowest = optimizer.iterations, False, 0.0
 while not is_over:
     batch = next(it)
     if steps == 30 and deed == "all raise":
@@ -114,6 +120,8 @@ class Launched:
         elements: int,
         *,
         under_launcher: bool,
+        options: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         script = folder / "program.py"
         script.write_text(PROGRAM)
@@ -124,6 +132,7 @@ class Launched:
         self.elements = elements
         self._log = (folder / "log").open("w+")
         start = [sys.executable, "-m", "xpdistribute", "run", "--elastic", "--timeout", "60"]
+        start += options
         if not under_launcher:
             mpiexec = find_mpiexec()
             assert mpiexec is not None
@@ -133,7 +142,7 @@ class Launched:
             program = [sys.executable, *program]
         self.process = subprocess.Popen(
             [*start, "-n", str(num_ranks), *program],
-            env={**os.environ, **SETTINGS, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, **SETTINGS, "PYTHONPATH": str(ROOT), **(environ or {})},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -193,6 +202,17 @@ class Launched:
         self._log.close()
 
 
+def crashed_in_shrink(log: str) -> int:
+    """How many ranks Open MPI 5.0.11 itself has crashed, which are lost like those that are killed.
+
+    It does where it is told of a death while it makes the communicator of those that were left after another one: for some
+    milliseconds that has no collectives yet, which `ompi_comm_revoke_local` takes for granted.
+    """
+    if "ompi_comm_revoke_local" not in log or "ompi_comm_shrink_internal" not in log:
+        return 0
+    return log.count("*** End of error message ***")
+
+
 def many_after(steps: int, elements: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The large variable after so many steps of integers, which are exact in whatever order."""
     numbers = np.arange(96) % 7.0
@@ -223,9 +243,21 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
         deed: str = "",
         elements: int = SMALL,
         under_launcher: bool = True,
+        options: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
     ) -> Launched:
         jobs.append(
-            Launched(tmp_path, num_ranks, per_host, seconds, deed, elements, under_launcher=under_launcher)
+            Launched(
+                tmp_path,
+                num_ranks,
+                per_host,
+                seconds,
+                deed,
+                elements,
+                under_launcher=under_launcher,
+                options=options,
+                environ=environ,
+            )
         )
         return jobs[-1]
 
@@ -245,7 +277,7 @@ def test_the_others_go_on_when_a_rank_of_several_hosts_is_killed(launch: Launch,
     assert {end["link"] for end in ends} == {"AgreeingLink"}
     assert [one["lost"] for one in job.all("change")] == [[2]] * 3
     assert max(end["slowest"] for end in ends) < 2.0
-    assert job.log().count("as those of several hosts can't be replaced") == 1
+    assert job.log().count("as nobody can join processes of several hosts later") == 1
 
 
 def test_when_a_whole_host_is_lost_the_other_one_goes_on_in_shared_memory(launch: Launch) -> None:
@@ -310,7 +342,7 @@ def test_ranks_killed_at_random_times_leave_the_weights_of_an_undisturbed_run(
 ) -> None:
     seconds = float(os.environ.get("XPDISTRIBUTE_TEST_KILL_SECONDS", "40"))
     end = time.monotonic() + seconds
-    num_jobs = 0
+    num_jobs = num_disturbed = 0
     while time.monotonic() < end:
         seed = random.randrange(1 << 30)
         print("seed", seed)  # noqa: T201  # shown where it fails
@@ -330,6 +362,11 @@ def test_ranks_killed_at_random_times_leave_the_weights_of_an_undisturbed_run(
             os.kill(pid, signal.SIGKILL)
         ends = job.finish()
         assert not {end["pid"] for end in ends} & set(victims)
-        assert len(ends) == 6 - len(victims), f"{victims} were killed, {ends} came to the end: {job.log()}"
+        num_crashed = crashed_in_shrink(job.log())
+        assert len(ends) == 6 - len(victims) - num_crashed, (
+            f"{victims} were killed, {ends} came to the end: {job.log()}"
+        )
         num_jobs += 1
+        num_disturbed += num_crashed > 0
     assert num_jobs > seconds / 10
+    assert num_disturbed <= 1 + num_jobs / 20

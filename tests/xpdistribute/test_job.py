@@ -26,8 +26,16 @@ class Played:
         heartbeat: float = 10.0,
         come: bool = True,
         sees_ends: bool = False,
+        num_spares: int = 0,
     ) -> None:
-        self.job = Job(size, TOKEN, elastic=elastic, heartbeat_seconds=heartbeat, sees_ends=sees_ends)
+        self.job = Job(
+            size,
+            TOKEN,
+            elastic=elastic,
+            heartbeat_seconds=heartbeat,
+            num_spares=num_spares,
+            sees_ends=sees_ends,
+        )
         self.now = 0.0
         self.events: list[Any] = []
         self.dropped: list[int] = []
@@ -305,6 +313,7 @@ def test_the_host_can_declare_dead_who_never_came() -> None:
         {"type": "regroup", "admit": 1},
         {"type": "failed", "text": None},
         {"type": "give_up", "key": [], "waited": 1.0},
+        {"type": "summon", "epoch": 0, "key": None},
         {"type": "vote", "epoch": 0, "link": "link", "number": "1", "succeeded": True},
     ],
 )
@@ -517,6 +526,87 @@ def test_who_gives_up_a_regroup_ends_it_for_all_who_wait() -> None:
     assert told[10][0] == told[11][0]
     assert told[10][0]["missing"] == [2]
     assert regroup(job, 12) == {}
+
+
+def with_spares(size: int, num_spares: int) -> Played:
+    """Members, and spares that wait: the first has connection 10 + size."""
+    job = Played(size, elastic=True, num_spares=num_spares)
+    for number in range(size, size + num_spares):
+        job.come(None, 10 + number, join=True, spare=True)
+        job.say(10 + number, "regroup", epoch=0, info=None, admit=True)
+    return job
+
+
+def regroup_all(job: Played, *connections: int, epoch: int, admit: bool) -> Told:
+    told: Told = {}
+    for connection in connections:
+        told = job.say(connection, "regroup", epoch=epoch, info=None, admit=admit)
+    return told
+
+
+def test_spares_are_taken_in_only_where_places_are_free() -> None:
+    job = with_spares(2, 2)
+    told = regroup_all(job, 10, 11, epoch=0, admit=True)
+    assert [len(message["members"]) for message in (told[10][-1], told[11][-1])] == [2, 2]
+    assert told[10][-1]["waiting"] == 0
+    assert set(told) == {10, 11}
+    job.end(11)
+    told = regroup_all(job, 10, epoch=1, admit=False)
+    assert told[10][-1]["waiting"] == 1
+    told = regroup_all(job, 10, epoch=2, admit=True)
+    assert [one["old_process"] for one in told[10][-1]["members"]] == [0, None]
+    assert told[12][-1]["process"] == 1
+    assert 13 not in told
+
+
+def test_members_that_have_ended_in_good_order_leave_no_places() -> None:
+    job = with_spares(3, 1)
+    job.say(12, "goodbye")
+    job.end(11)
+    told = regroup_all(job, 10, epoch=0, admit=True)
+    assert [one["old_process"] for one in told[10][-1]["members"]] == [0, None]
+
+
+def test_spares_are_called_once_to_what_each_member_calls_them_to_also_those_that_come_later() -> None:
+    job = Played(2, elastic=True, num_spares=2)
+    job.come(None, 12, join=True, spare=True)
+    assert job.say(10, "summon", epoch=0, key="link 0.0") == {12: [{"type": "summons", "key": "link 0.0"}]}
+    assert job.say(11, "summon", epoch=0, key="link 0.0") == {}
+    job.say(11, "summon", epoch=0, key="link 0.1")
+    told = job.come(None, 13, join=True, spare=True)
+    assert [message.get("key") for message in told[13]] == [None, "link 0.0", "link 0.1"]
+
+
+def test_what_is_left_of_a_former_make_up_calls_nobody() -> None:
+    job = with_spares(2, 1)
+    regroup_all(job, 10, 11, epoch=0, admit=False)
+    assert job.say(10, "summon", epoch=0, key="link 0.5") == {}
+
+
+def test_a_job_with_spares_takes_nobody_else_and_one_without_takes_no_spares() -> None:
+    told = Played(2, elastic=True, num_spares=1).come(None, 12, join=True)
+    assert "takes nobody else" in told[12][-1]["text"]
+    told = Played(2, elastic=True).come(None, 12, join=True, spare=True)
+    assert told[12][-1]["type"] == "refused"
+
+
+def test_spares_are_dismissed_when_the_job_has_ended() -> None:
+    job = with_spares(1, 2)
+    told = job.say(10, "goodbye")
+    assert [kinds(told)[connection][-1] for connection in (11, 12)] == ["dismissed"] * 2
+    assert job.dropped == [11, 12]
+
+
+def test_a_spare_that_dies_or_stops_is_told_to_the_host_and_one_that_stops_to_the_members() -> None:
+    job = with_spares(1, 2)
+    job.end(11)
+    assert job.events[-1] == Lost(None, 101, "here", "", "its connection broke")
+    job.say(10, "ping")
+    job.wait(6.0)
+    job.say(10, "ping")
+    told = job.wait(6.0)
+    assert told[10][-1] == {"type": "spare_stopped", "pid": 102, "host": "here", "identity": ""}
+    assert isinstance(job.events[-1], Silent)
 
 
 def test_a_vote_is_passed_on_to_the_others_before_the_death_of_who_has_cast_it() -> None:

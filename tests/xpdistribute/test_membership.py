@@ -53,3 +53,31 @@ def test_nobody_is_replaced_when_none_is_left_but_those_that_may_still_come_coun
     assert members.can_take_in
     assert members.handle(Lost(1, 0, "", "", "it never came"), 1).replace is None
     assert not members.can_take_in
+
+
+def test_spares_take_places_as_long_as_there_are_some_and_no_other_process_is_started() -> None:
+    members = Membership(2, elastic=True, replacements=3, host="a", num_spares=2)
+    for number, pid in enumerate((1, 2)):
+        members.handle(Joined(number, pid, "a", ""), number)
+    for pid in (3, 4):
+        members.handle(Joined(None, pid, "b", ""), None)
+    decided = members.handle(Lost(1, 2, "a", "", "gone"), 1)
+    assert decided.replace is None
+    assert decided.say == "rank 1 (pid 2, host a) has died; a spare takes its place, 1 left"
+    members.handle(Regrouped(1, (1, 3), ("a", "b")), None)
+    decided = members.handle(Lost(None, 4, "b", "", "gone"), None)
+    assert decided.say == "a spare (pid 4, host b) has gone, 0 left"
+    assert members.handle(Lost(1, 3, "b", "", "gone"), 3).say == (
+        "rank 3 (pid 3, host b) has died; no spare is left, so the others go on without it"
+    )
+    members.handle(Regrouped(2, (1,), ("a",)), None)
+    members.handle(Left(0, 1, "a", ""), 0)
+    assert members.has_ended_well
+
+
+def test_the_loss_of_a_spare_that_waits_is_nobodys_fault() -> None:
+    members = Membership(1, elastic=True, replacements=0, host=None, num_spares=1)
+    members.handle(Joined(0, 1, "a", ""), 0)
+    members.handle(Joined(None, 2, "a", ""), None)
+    members.handle(Lost(None, 2, "a", "", "gone"), None)
+    assert members.loss is None
