@@ -19,7 +19,13 @@ BACKENDS = ("auto", "shared_memory", "mpi")
 
 
 def make_link(
-    channel: Channel, backend: str, counts: Sequence[int], hosts: Sequence[str], name: str, timeout: float
+    channel: Channel,
+    backend: str,
+    counts: Sequence[int],
+    hosts: Sequence[str],
+    name: str,
+    timeout: float,
+    number: int = 0,
 ) -> Link:
     """A link between all processes of a job; all make theirs at the same time.
 
@@ -30,6 +36,7 @@ def make_link(
         hosts: by process, what `host_identity` says.
         name: tells this link apart, the same on all.
         timeout: seconds that processes wait for one another.
+        number: of this link among those of the job's present make-up, the same on all.
 
     Raises:
         RuntimeError: a backend that these processes can't use.
@@ -54,11 +61,11 @@ def make_link(
         )
     why = f"the hosts {names} need" if backend == "hosts" else "was asked for"
     if channel.elastic:
-        from collectives.mpi.survivors import require_survival  # noqa: PLC0415  # an extra
+        from collectives.mpi.communicators import require_survival  # noqa: PLC0415  # an extra
 
         what = f"processes on {names}" if backend == "hosts" else "backend='mpi'"
         require_survival(what, channel.num_processes, channel.num_spares)
-        return _agreeing(channel, why, counts, hosts if backend == "hosts" else None, name, timeout)
+        return _agreeing(channel, why, counts, hosts if backend == "hosts" else None, name, number, timeout)
     from collectives.mpi.library import world  # noqa: PLC0415  # an extra
     from collectives.mpi.mpi_link import MpiLink  # noqa: PLC0415  # likewise
 
@@ -80,19 +87,29 @@ def _names(hosts: Sequence[str]) -> str:
 
 
 def _agreeing(
-    channel: Channel, why: str, counts: Sequence[int], hosts: Sequence[str] | None, name: str, timeout: float
+    channel: Channel,
+    why: str,
+    counts: Sequence[int],
+    hosts: Sequence[str] | None,
+    name: str,
+    number: int,
+    timeout: float,
 ) -> Link:
     """A link of an elastic job, for which a loss in a collective must be one on all processes or on none."""
-    from collectives.mpi.agreeing_link import Abandonable, AgreeingLink  # noqa: PLC0415  # an extra
+    from collectives.mpi import communicators  # noqa: PLC0415  # an extra
+    from collectives.mpi.agreeing_link import Abandonable, AgreeingLink  # noqa: PLC0415  # likewise
+    from collectives.mpi.library import world  # noqa: PLC0415  # likewise
     from collectives.mpi.mpi_link import MpiLink  # noqa: PLC0415  # likewise
-    from collectives.mpi.survivors import survivors  # noqa: PLC0415  # likewise
 
-    channel.summon(name)
-    comm = survivors(timeout, channel.process, has_spares=channel.num_spares > 0)
-    if comm.size >= channel.num_processes:
-        _require_one_numbering(comm, channel, why)
+    if not communicators.are_made():
+        channel.call_spares()
+        if not channel.epoch and not channel.num_spares:
+            _require_one_numbering(world(timeout), channel, why)
+        communicators.make_communicators(timeout)
+    ranks = channel.gather(f"{name} in MPI", world().rank, timeout)
+    own = communicators.Members(communicators.communicator(channel.epoch), ranks, channel.process, number)
 
-    def make(comm: Any, watch: Watch) -> tuple[Link, Abandonable]:
+    def make(comm: communicators.Members, watch: Watch) -> tuple[Link, Abandonable]:
         between = MpiLink(
             comm, counts, timeout=timeout, watch=watch, name=name, owns_comm=True, direct_up_to=comm.size
         )
@@ -101,7 +118,7 @@ def _agreeing(
         over_hosts = _over_hosts(between, channel, hosts, name, watch, timeout)
         return over_hosts, over_hosts
 
-    return AgreeingLink(comm, make, counts, watch=channel, name=name, timeout=timeout)
+    return AgreeingLink(own, make, counts, watch=channel, name=name, timeout=timeout)
 
 
 def _over_hosts(

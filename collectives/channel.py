@@ -11,7 +11,6 @@ import copy
 import logging
 import math
 import os
-import queue
 import threading
 import time
 import weakref
@@ -60,7 +59,7 @@ class Channel:
         epoch: how often the job's make-up has changed.
         elastic: whether it can change.
         num_spares: how many spare processes the job was started with.
-        summons: in a spare, names of what the others come to together in MPI, each once; then None, when there are no more.
+        spares_called: in a spare, set when the others start MPI, for which they need it.
         report: the last report of what hangs, None if there was none.
         votes: what processes have said of collectives of which nothing else told them how they went.
         descriptions: asked, in the channel's thread, when somebody wants to know what this process is doing; links add themselves.
@@ -78,7 +77,7 @@ class Channel:
         self.epoch: int = welcome["epoch"]
         self.elastic: bool = welcome["elastic"]
         self.num_spares: int = welcome["num_spares"]
-        self.summons: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self.spares_called = threading.Event()
         self.report: HangReport | None = None
         self.descriptions = Descriptions(describe)
         self.votes = Votes(self._send_vote)
@@ -283,14 +282,10 @@ class Channel:
             process,
         )
 
-    def summon(self, key: str) -> None:
-        """Call the spares, if there are any, to what all live processes come to together in MPI. All members do.
-
-        Args:
-            key: its name, used once.
-        """
+    def call_spares(self) -> None:
+        """Have the spares, if there are any, come to the start of MPI."""
         if self.num_spares:
-            self._send({"type": "summon", "epoch": self.epoch, "key": key})
+            self._send({"type": "call_spares"})
 
     def give_up(self, error: CollectiveError) -> None:
         """Fail, in the name of another thread, whatever this process does next with the others, who are told."""
@@ -334,7 +329,6 @@ class Channel:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self.summons.put(None)
         self._connection.close()
 
     # -------------------------------------------------------------------- waiting
@@ -435,12 +429,11 @@ class Channel:
                 self.newcomers = message["count"]
             elif kind == "report":
                 self._take_report(message)
-            elif kind == "summons":
-                self.summons.put(message["key"])
+            elif kind == "spares_called":
+                self.spares_called.set()
             elif kind == "dismissed":
                 self._closed, self._closed_by = True, "the job has ended without needing this spare process"
                 self._is_dismissed = True
-                self.summons.put(None)
             elif kind == "vote":
                 self.votes.take(
                     message["link"], message["process"], Vote(message["number"], message["succeeded"])
@@ -454,11 +447,9 @@ class Channel:
             elif kind == "hub_closed":
                 self._closed, self._closed_by = True, "the process that hosts the hub has ended in good order"
                 self._is_dismissed = self.process < 0 and self.num_spares > 0
-                self.summons.put(None)
             elif kind in ("expelled", "refused"):
                 self._fail(PeerFailedError(f"process {self.process}: {message['text']}", self.process))
                 self._closed = True
-                self.summons.put(None)
             else:
                 raise WireError(f"message: the channel knows no {kind!r}")
             self._changed.notify_all()
@@ -508,7 +499,6 @@ class Channel:
                 )
                 self._closed = True
             self._changed.notify_all()
-        self.summons.put(None)
 
     def _state(self, about: str) -> dict[str, Any]:
         try:

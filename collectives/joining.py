@@ -81,9 +81,9 @@ def _meeting_point(place: ClusterPlace, environ: Mapping[str, str], timeout: flo
 
 
 def _by_mpi(place: ClusterPlace, timeout: float) -> tuple[str, str]:
+    from collectives.mpi.communicators import survives_losses  # noqa: PLC0415  # likewise
     from collectives.mpi.handing_round import hand_round  # noqa: PLC0415  # for MPI, which is an extra
     from collectives.mpi.library import set_leaving_alone, world  # noqa: PLC0415  # an extra
-    from collectives.mpi.survivors import survives_losses  # noqa: PLC0415  # likewise
 
     comm: Any = world(timeout)
     if survives_losses():

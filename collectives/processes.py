@@ -58,7 +58,7 @@ class Processes:
         if channel is not None and place.is_spare:
             from collectives.mpi.standby import Standby  # noqa: PLC0415  # most processes are none
 
-            self._standby = Standby(channel.summons, channel.give_up, timeout)
+            self._standby = Standby(channel.spares_called, channel.give_up, timeout)
         self._num_links = 0
         self._needs_mpi = False
         self._num_kept = 0
@@ -244,8 +244,8 @@ class Processes:
     def _new_link(self, num_members: int, options: CommunicationOptions, backend: str) -> Link:
         channel = self.channel
         assert channel is not None
-        name = f"link {channel.epoch}.{self._num_links}"
-        self._num_links += 1
+        number, self._num_links = self._num_links, self._num_links + 1
+        name = f"link {channel.epoch}.{number}"
         timeout = options.timeout
         told = channel.gather(name, [num_members, host_identity(), backend], timeout)
         counts, hosts = [one[0] for one in told], [one[1] for one in told]
@@ -255,7 +255,7 @@ class Processes:
                 f"backend: the processes ask for different ones, {', '.join(sorted(backends))}; need one"
             )
         self._needs_mpi = self._needs_mpi or len(set(hosts)) > 1
-        link = make_link(channel, backend, counts, hosts, name, timeout)
+        link = make_link(channel, backend, counts, hosts, name, timeout, number)
         self._all.add(link)
         return link
 

@@ -74,7 +74,7 @@ class Job:
             "report": self._inquiries.ask,
             "state": self._inquiries.answer,
             "vote": self._vote,
-            "summon": self._summon,
+            "call_spares": self._call_spares,
         }
 
     @property
@@ -256,8 +256,8 @@ class Job:
         else:
             self._roster.newcomers.append(peer)
             self._enter(peer, connection)
-            for key in self._roster.summons if peer.is_spare else ():
-                self._roster.send([peer], {"type": "summons", "key": key})
+            if peer.is_spare and self._roster.are_spares_called:
+                self._roster.send([peer], {"type": "spares_called"})
 
     def _enter(self, peer: Peer, connection: int) -> None:
         roster = self._roster
@@ -404,13 +404,12 @@ class Job:
         others = [one for one in roster.members if one is not peer]
         roster.send(others, {"type": "vote", "process": peer.process, **what})
 
-    def _summon(self, peer: Peer, message: Message) -> None:
-        """Call the spares to what the members do together, each of whom says so."""
-        roster, key = self._roster, field(message, "key", str)
-        if field(message, "epoch", int) != roster.epoch or peer.process is None or key in roster.summons:
-            return
-        roster.summons.append(key)
-        roster.send([one for one in roster.newcomers if one.is_spare], {"type": "summons", "key": key})
+    def _call_spares(self, _peer: Peer, _message: Message) -> None:
+        """The members, each of whom says so, start MPI."""
+        roster = self._roster
+        if not roster.are_spares_called:
+            roster.are_spares_called = True
+            roster.send([one for one in roster.newcomers if one.is_spare], {"type": "spares_called"})
 
     def _who(self, peer: Peer, message: Message) -> None:
         key = _key(message)

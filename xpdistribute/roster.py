@@ -95,8 +95,8 @@ class Roster:
         self.by_connection: dict[int, Peer] = {}
         self.told: list[Message] = []
         """What the members have been told of those that are gone, in this make-up."""
-        self.summons: list[str] = []
-        """What spares have been called to, in its order."""
+        self.are_spares_called = False
+        """Whether the members start MPI, for which they need the spares."""
         self._actions: list[Action] = []
 
     @property

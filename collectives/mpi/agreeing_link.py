@@ -1,21 +1,19 @@
 """A link over which a collective succeeds for all survivors or for none, whoever dies in the middle of it.
 
 MPI tells a loss to those that wait for the lost process, and these may have what others lack. So after each collective all
-live processes agree whether it succeeded everywhere. If it did not, all raise that the same process is gone: they are at
+tell all that they have done their parts. Who does not hear it of all says by the hub how its own part went; from what all say so, all
+conclude the same (`Votes`). If a part has failed, all raise that the same process is gone: they are at
 the same call, and can make the same step again. Nothing is on its way then any more, so that no late message of
 the lost step gets into the memory of the next one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol, TypeVar, final
-
-import numpy as np
+from typing import NoReturn, Protocol, TypeVar, final
 
 from collectives.arrays import Array
 from collectives.calls import Call
@@ -27,7 +25,9 @@ from collectives.errors import (
     is_common,
 )
 from collectives.link import Link
+from collectives.mpi.agreement import Agreement
 from collectives.mpi.any_loss import AnyLoss
+from collectives.mpi.communicators import Members
 from collectives.mpi.library import keep
 from collectives.mpi.library import mpi as mpi_module
 from collectives.mpi.waiting import wait_until
@@ -37,11 +37,11 @@ from collectives.watch import Watch
 
 T = TypeVar("T")
 
-_SPINS = 100
+_DONE_TAG = 19_000
+"""Besides those of an `MpiLink`."""
+_DONE = b"xpd done"
 _TO_BE_TOLD = 15.0
 """Seconds that the hub has to say who is gone when MPI knows it already; it may have to miss a heartbeat first."""
-_TO_AGREE = 0.2
-"""Seconds after which, when a process is gone, the others ask the hub what has been agreed on."""
 _TO_DRAIN = 30.0
 """Seconds that messages of a lost collective have to end: those to a process that has failed do when it has ended."""
 
@@ -58,7 +58,7 @@ class AgreeingLink(Link):
     """One process's end. All make it at the same time.
 
     Args:
-        comm: of the live processes, by their numbers, used by nobody else.
+        comm: of the live processes, by their numbers.
         make: makes the link that does the work, in this communicator and with this watch, and says how to abandon what it has
             under way.
         counts: how many members each process hosts.
@@ -72,8 +72,8 @@ class AgreeingLink(Link):
 
     def __init__(
         self,
-        comm: Any,
-        make: Callable[[Any, Watch], tuple[Link, Abandonable]],
+        comm: Members,
+        make: Callable[[Members, Watch], tuple[Link, Abandonable]],
         counts: Sequence[int],
         *,
         watch: Watch,
@@ -84,16 +84,13 @@ class AgreeingLink(Link):
         self._name = name
         self._comm, self._watch, self._timeout = comm, watch, timeout
         self._mpi = mpi_module()
-        self._flag = np.ones(1, np.int32)
+        self._number = 1
+        """Of the collective that this process is in or makes next."""
+        self._done = Agreement(self._mpi, comm, self._look_for_losses, _DONE_TAG, comm.size)
         self._failing = threading.Lock()
         self._broken: CollectiveError | None = None
         self._abandonable: Abandonable | None = None
         self._call = Call("the making of a link")
-        self._num_agreements = 0
-        # Before anything can fail: a communicator may be revoked only when all have it. In Open MPI a process that is still making
-        # it (in Shrink) crashes when it is told that another, which is done, has revoked it already.
-        if not self._agree(succeeded=True):
-            self._raise_lost(None)
         self._inner, self._abandonable = self._agreed(self._call, lambda: make(comm, AnyLoss(watch)))
 
     # ------------------------------------------------------------- collectives
@@ -166,8 +163,9 @@ class AgreeingLink(Link):
             if self._abandonable is None:
                 self._lose(error)  # the making: memory of one who has died can't be opened
             outcome = error
-        if not self._agree(succeeded=True):
+        if not self._have_all_done():
             self._raise_lost(outcome)
+        self._number += 1
         if outcome is not None:
             raise outcome
         return result
@@ -192,75 +190,53 @@ class AgreeingLink(Link):
             # Everybody learns of it by way of the hub, and nobody goes on.
             self._broken = error
             raise error
-        # The others may wait for this process's messages; and no message may come later than the agreement.
+        self._vote(succeeded=False)
+        self._raise_lost(error)
+
+    def _have_all_done(self) -> bool:
+        """Wait for the others to do their parts, after this process; whether they all have, as all conclude."""
+        try:
+            self._done.exchange(_DONE, 0)
+        except (PeerFailedError, self._mpi.Exception):
+            # Those that have heard of all go on; that they have, others learn by their votes on what comes next.
+            return self._vote(succeeded=True)
+        return True
+
+    def _vote(self, *, succeeded: bool) -> bool:
+        """Whether all have done their parts, as all conclude, where MPI can't say so any more."""
+        # The others may wait for this process's messages; and no message may come later than this.
         self._comm.Revoke()
-        if self._abandonable is not None and not self._abandonable.abandon(_TO_DRAIN):
+        ends = (self._done, self._abandonable) if self._abandonable is not None else (self._done,)
+        if not all(one.abandon(_TO_DRAIN) for one in ends):
+            keep(self)
             self._break(
                 CollectiveError(
                     f"{self._call}: a process is gone, and MPI did not end within {_TO_DRAIN:g} s what was under way, which could "
                     "still write into arrays; need a new start of the job from a checkpoint"
                 )
             )
-        self._agree(succeeded=False)
-        self._raise_lost(error)
-
-    def _agree(self, *, succeeded: bool) -> bool:
-        """Whether all live processes have succeeded; the same on all."""
-        flag = self._flag
-        flag[0] = succeeded
-        self._num_agreements += 1
-        request = self._comm.Iagree(flag)
-        for _ in range(_SPINS):
-            if self._is_agreed(request):
-                break
-        else:
-            try:
-                wait_until(lambda: self._is_agreed(request), self._look_for_votes, list)
-            except _StandingStillError:
-                keep((request, flag))
-                return self._vote(request, succeeded=succeeded)
-        if not flag[0]:
-            self._cast(succeeded=False)
-        return bool(flag[0])
-
-    def _look_for_votes(self, missing: Sequence[int], waited: float) -> None:
-        self._look(missing, waited)
-        if self._outcome() is not None or (waited > _TO_AGREE and self._watch.gone):
-            raise _StandingStillError
-
-    def _vote(self, request: Any, *, succeeded: bool) -> bool:
-        """As `_agree`, by way of the hub: Open MPI may stand still in an agreement if several processes die within milliseconds."""
-        self._cast(succeeded=succeeded)
+        votes, number = self._watch.votes, self._number
+        votes.cast(self._name, self.process, Vote(number, succeeded))
 
         def is_known() -> bool:
-            # What MPI says does not count any more, as others go by this vote.
-            with contextlib.suppress(self._mpi.Exception):
-                request.Test()
-            if (outcome := self._outcome()) is None:
-                return False
             # What others have under way ends only while this process calls MPI.
-            return outcome or self._watch.votes.are_in(self._name, self._num_agreements, self._live())
+            self._mpi.COMM_SELF.Iprobe()
+            outcome = votes.outcome(self._name, number, self._live())
+            return outcome is not None and (outcome or votes.are_in(self._name, number, self._live()))
 
         wait_until(is_known, self._look, list)
-        return bool(self._outcome())
-
-    def _cast(self, *, succeeded: bool) -> None:
-        self._watch.votes.cast(self._name, self.process, Vote(self._num_agreements, succeeded))
-
-    def _outcome(self) -> bool | None:
-        return self._watch.votes.outcome(self._name, self._num_agreements, self._live())
+        return bool(votes.outcome(self._name, number, self._live()))
 
     def _live(self) -> set[int]:
         return set(range(self.num_processes)) - set(self._watch.gone) - self._watch.left
 
-    def _is_agreed(self, request: Any) -> bool:
-        try:
-            return bool(request.Test())
-        except self._mpi.Exception as error:
-            # Some process has died, at whatever time; what was agreed on holds all the same.
-            if error.Get_error_class() == self._mpi.ERR_PROC_FAILED:
-                return True
-            self._break(CollectiveError(f"{self._call}: MPI could not agree on how it went: {error}"))
+    def _look_for_losses(self, missing: Sequence[int], waited: float) -> None:
+        self._look(missing, waited)
+        for lost in self._watch.gone.values():
+            raise _copied(lost)
+        if not self._watch.left.isdisjoint(missing):
+            # It has taken part, or this process's part had failed. What it said last may have been lost with it.
+            raise self._watch.ended(min(self._watch.left.intersection(missing)))
 
     def _look(self, _missing: Sequence[int], waited: float) -> None:
         failure = self._watch.failure
@@ -303,10 +279,6 @@ class AgreeingLink(Link):
         if self._abandonable is not None:
             self._inner.fail(error)
         raise _copied(error)
-
-
-class _StandingStillError(Exception):
-    """MPI does not say what has been agreed on."""
 
 
 def _copied(error: CollectiveError) -> CollectiveError:

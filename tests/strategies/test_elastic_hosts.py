@@ -202,17 +202,6 @@ class Launched:
         self._log.close()
 
 
-def crashed_in_shrink(log: str) -> int:
-    """How many ranks Open MPI 5.0.11 itself has crashed, which are lost like those that are killed.
-
-    It does where it is told of a death while it makes the communicator of those that were left after another one: for some
-    milliseconds that has no collectives yet, which `ompi_comm_revoke_local` takes for granted.
-    """
-    if "ompi_comm_revoke_local" not in log or "ompi_comm_shrink_internal" not in log:
-        return 0
-    return log.count("*** End of error message ***")
-
-
 def many_after(steps: int, elements: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The large variable after so many steps of integers, which are exact in whatever order."""
     numbers = np.arange(96) % 7.0
@@ -342,7 +331,7 @@ def test_ranks_killed_at_random_times_leave_the_weights_of_an_undisturbed_run(
 ) -> None:
     seconds = float(os.environ.get("XPDISTRIBUTE_TEST_KILL_SECONDS", "40"))
     end = time.monotonic() + seconds
-    num_jobs = num_disturbed = 0
+    num_jobs = 0
     while time.monotonic() < end:
         seed = random.randrange(1 << 30)
         print("seed", seed)  # noqa: T201  # shown where it fails
@@ -362,11 +351,6 @@ def test_ranks_killed_at_random_times_leave_the_weights_of_an_undisturbed_run(
             os.kill(pid, signal.SIGKILL)
         ends = job.finish()
         assert not {end["pid"] for end in ends} & set(victims)
-        num_crashed = crashed_in_shrink(job.log())
-        assert len(ends) == 6 - len(victims) - num_crashed, (
-            f"{victims} were killed, {ends} came to the end: {job.log()}"
-        )
+        assert len(ends) == 6 - len(victims), f"{victims} were killed, {ends} came to the end: {job.log()}"
         num_jobs += 1
-        num_disturbed += num_crashed > 0
     assert num_jobs > seconds / 10
-    assert num_disturbed <= 1 + num_jobs / 20

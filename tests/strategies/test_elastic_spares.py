@@ -20,7 +20,6 @@ from tests.strategies.test_elastic_hosts import (
     SMALL,
     Launch,
     Launched,
-    crashed_in_shrink,
     launch,
 )
 from tests.xpdistribute.test_launcher_hosts import AS_IF_BY_SSH, can_rename_host
@@ -223,7 +222,7 @@ def test_ranks_and_spares_killed_at_random_times_leave_the_weights_of_an_undistu
 ) -> None:
     seconds = float(os.environ.get("XPDISTRIBUTE_TEST_KILL_SECONDS", "40"))
     end = time.monotonic() + seconds
-    num_jobs = num_disturbed = 0
+    num_jobs = 0
     while time.monotonic() < end:
         seed = random.randrange(1 << 30)
         print("seed", seed)  # noqa: T201  # shown where it fails
@@ -245,10 +244,7 @@ def test_ranks_and_spares_killed_at_random_times_leave_the_weights_of_an_undistu
             kill(pid)
         ends = job.finish()
         assert not {end["pid"] for end in ends} & set(victims)
-        num_crashed = crashed_in_shrink(job.log())
-        num_left = 4 + num_spares - len(victims) - num_crashed
+        num_left = 4 + num_spares - len(victims)
         assert len(ends) == min(4, num_left), f"{victims} were killed, {ends} came to the end: {job.log()}"
         num_jobs += 1
-        num_disturbed += num_crashed > 0
     assert num_jobs > seconds / 10
-    assert num_disturbed <= 1 + num_jobs / 20

@@ -313,7 +313,6 @@ def test_the_host_can_declare_dead_who_never_came() -> None:
         {"type": "regroup", "admit": 1},
         {"type": "failed", "text": None},
         {"type": "give_up", "key": [], "waited": 1.0},
-        {"type": "summon", "epoch": 0, "key": None},
         {"type": "vote", "epoch": 0, "link": "link", "number": "1", "succeeded": True},
     ],
 )
@@ -567,20 +566,12 @@ def test_members_that_have_ended_in_good_order_leave_no_places() -> None:
     assert [one["old_process"] for one in told[10][-1]["members"]] == [0, None]
 
 
-def test_spares_are_called_once_to_what_each_member_calls_them_to_also_those_that_come_later() -> None:
+def test_spares_are_called_once_also_those_that_come_later() -> None:
     job = Played(2, elastic=True, num_spares=2)
     job.come(None, 12, join=True, spare=True)
-    assert job.say(10, "summon", epoch=0, key="link 0.0") == {12: [{"type": "summons", "key": "link 0.0"}]}
-    assert job.say(11, "summon", epoch=0, key="link 0.0") == {}
-    job.say(11, "summon", epoch=0, key="link 0.1")
-    told = job.come(None, 13, join=True, spare=True)
-    assert [message.get("key") for message in told[13]] == [None, "link 0.0", "link 0.1"]
-
-
-def test_what_is_left_of_a_former_make_up_calls_nobody() -> None:
-    job = with_spares(2, 1)
-    regroup_all(job, 10, 11, epoch=0, admit=False)
-    assert job.say(10, "summon", epoch=0, key="link 0.5") == {}
+    assert job.say(10, "call_spares") == {12: [{"type": "spares_called"}]}
+    assert job.say(11, "call_spares") == {}
+    assert kinds(job.come(None, 13, join=True, spare=True)) == {13: ["welcome", "spares_called"]}
 
 
 def test_a_job_with_spares_takes_nobody_else_and_one_without_takes_no_spares() -> None:

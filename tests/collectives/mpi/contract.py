@@ -18,9 +18,9 @@ from collectives.hierarchical import HierarchicalCommunicator
 from collectives.hosts_link import HostsLink
 from collectives.link import Link
 from collectives.mpi.agreeing_link import AgreeingLink
+from collectives.mpi.communicators import survives_losses
 from collectives.mpi.library import world
 from collectives.mpi.mpi_link import MpiLink
-from collectives.mpi.survivors import survives_losses
 from collectives.rendezvous import Rendezvous
 from collectives.shared_memory.shared_memory_link import SharedMemoryLink
 from tests.processes import TIMEOUT, run_on_threads

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import random
 import signal
@@ -11,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,9 @@ from collectives.backends import make_link
 from collectives.calls import Call
 from collectives.channel import Channel
 from collectives.link import Link
-from collectives.mpi.agreeing_link import AgreeingLink
+from collectives.mpi import agreeing_link
+from collectives.mpi.agreement import Agreement
 from collectives.mpi.library import world
-from collectives.mpi.mpi_link import MpiLink
-from collectives.mpi.survivors import survivors
-from collectives.watch import Watch
 from tests.collectives.mpi.contract import connect
 from tests.mpi_runner import finish_ranks
 
@@ -113,49 +111,32 @@ def test_all_that_are_left_have_the_same_results_and_errors(elements: int, per_h
     assert all("died" in text for _, _, text in told[0])
 
 
-# ------------------------------------------------------------- when MPI does not say what is agreed on
+# ------------------------------------------------------------- hearing of the others or not
 
 
-class Dumb:
-    """A communicator in which this process never learns what is agreed on, from some agreement on."""
+class Deaf:
+    """An `Agreement` whose other processes hear this one, which does not hear them at one of its exchanges."""
 
-    def __init__(self, comm: Any, since: float) -> None:
-        self.comm, self.rank, self.since, self.number = comm, comm.rank, since, 0
+    def __init__(self, *arguments: Any, at: int) -> None:
+        self.inner, self.look, self.at, self.number = Agreement(*arguments), arguments[2], at, 0
 
-    def Revoke(self) -> None:  # noqa: N802  # as of mpi4py
-        self.comm.Revoke()
-
-    def Iagree(self, flag: Any) -> Any:  # noqa: N802  # likewise
+    def exchange(self, digest: bytes, length: int) -> int:
+        flags = self.inner.exchange(digest, length)
         self.number += 1
-        request = self.comm.Iagree(flag)
-        return Unanswered(request) if self.number >= self.since else request
+        while self.number == self.at:
+            self.look([], 0.0)
+            time.sleep(0.001)
+        return flags
+
+    def abandon(self, timeout: float) -> bool:
+        return self.inner.abandon(timeout)
 
 
-class Unanswered:
-    """A request that does what it does and is never done."""
-
-    def __init__(self, request: Any) -> None:
-        self.request = request
-
-    def Test(self) -> bool:  # noqa: N802  # likewise
-        self.request.Test()
-        return False
-
-
-def fold_without_hearing_of_agreements() -> None:
-    dumb, when, step = json.loads(sys.argv[1]), sys.argv[2], 5
-    channel, rank = connect(world()), world().rank
-
-    def make(comm: Any, watch: Watch) -> tuple[Link, MpiLink]:
-        own = comm.comm
-        link = MpiLink(
-            own, [1] * own.size, timeout=TIMEOUT, watch=watch, owns_comm=True, direct_up_to=own.size
-        )
-        return link, link
-
-    # One agreement is for the communicator, and one for the link.
-    comm = Dumb(survivors(TIMEOUT), step + 2 if rank in dumb else math.inf)
-    link = AgreeingLink(comm, make, [1, 1, 1], watch=channel, name="link", timeout=TIMEOUT)
+def fold_without_hearing_of_the_others() -> None:
+    deaf, when, step = json.loads(sys.argv[1]), sys.argv[2], 5
+    if world().rank in deaf:
+        agreeing_link.Agreement = partial(Deaf, at=step + 1)  # type: ignore[assignment]  # one is for the making of the link
+    (channel, link), rank = one_host_each(), world().rank
     sums, story = np.zeros(10), []
     try:
         for number in range(1, 20):
@@ -165,6 +146,7 @@ def fold_without_hearing_of_agreements() -> None:
             link.fold(Call("sum"), ReduceOp.SUM, [[np.ones(10)]], [[sums]])
             story.append(sums[0])
             if rank == 2 and number == step:
+                time.sleep(0.1)
                 os.kill(os.getpid(), signal.SIGKILL)
     except PeerFailedError as error:
         story.append(f"process {error.process}")
@@ -172,11 +154,11 @@ def fold_without_hearing_of_agreements() -> None:
 
 
 @pytest.mark.parametrize(("when", "num_results"), [("before", 4), ("after", 5)])
-@pytest.mark.parametrize("dumb", [[1], [0, 1]])
-def test_those_that_mpi_leaves_in_the_dark_conclude_what_the_others_know(
-    dumb: list[int], when: str, num_results: int
+@pytest.mark.parametrize("deaf", [[1], [0, 1]])
+def test_those_that_do_not_hear_of_all_conclude_what_the_others_know(
+    deaf: list[int], when: str, num_results: int
 ) -> None:
-    told = stories(3, fold_without_hearing_of_agreements, json.dumps(dumb), when)
+    told = stories(3, fold_without_hearing_of_the_others, json.dumps(deaf), when)
     assert [story for story, _ in told] == [[3.0] * num_results + ["process 2"]] * 2
     assert max(seconds for _, seconds in told) < 5.0
 
