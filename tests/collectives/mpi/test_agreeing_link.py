@@ -21,7 +21,7 @@ from collectives.backends import make_link
 from collectives.calls import Call
 from collectives.channel import Channel
 from collectives.link import Link
-from collectives.mpi import agreeing_link
+from collectives.mpi import agreeing_link, communicators
 from collectives.mpi.agreement import Agreement
 from collectives.mpi.library import world
 from tests.collectives.mpi.contract import connect
@@ -161,6 +161,30 @@ def test_those_that_do_not_hear_of_all_conclude_what_the_others_know(
     told = stories(3, fold_without_hearing_of_the_others, json.dumps(deaf), when)
     assert [story for story, _ in told] == [[3.0] * num_results + ["process 2"]] * 2
     assert max(seconds for _, seconds in told) < 5.0
+
+
+def change_too_often() -> None:
+    communicators.NUM_MADE = 2
+    channel, story = connect(world()), []
+    for _ in range(3):
+        try:
+            link = link_between_hosts(channel, ["host0", "host1"])
+            sums = np.zeros(3)
+            link.fold(Call("sum"), ReduceOp.SUM, [[np.ones(3)]], [[sums]])
+            story.append(sums.tolist())
+        except RuntimeError as error:
+            story.append(str(error))
+        channel.regroup(None, False, TIMEOUT)
+    end(channel, story)
+
+
+def test_a_job_that_changes_more_often_than_it_can_is_told_so_in_all_processes() -> None:
+    told = stories(2, change_too_often)
+    assert told[0] == told[1]
+    assert told[0][:2] == [[2.0] * 3] * 2
+    assert told[0][2].startswith(
+        "elastic job: its processes have changed 2 times, and 1 changes are possible"
+    )
 
 
 # -------------------------------------------------------------------- dying elsewhere, and disagreeing
