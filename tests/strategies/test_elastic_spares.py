@@ -120,6 +120,14 @@ def test_a_spare_that_is_lost_before_mpi_starts_fails_the_job_in_words(launch: L
     assert "rank 4 of 5 ended before initialising MPI" in job.log()
 
 
+def test_a_spare_that_can_not_start_mpi_fails_the_job_with_its_reason(launch: Launch, tmp_path: Path) -> None:
+    job = launch(options=("--spares", "1"), deed="a spare can't load MPI")
+    assert job.wait(20) != 0
+    log = (tmp_path / "log").read_text()
+    assert "spare process: it can't start MPI with the others: ImportError: MPI: mpi4py can't load" in log
+    assert "rank 4 of 5 ended before initialising MPI" in log
+
+
 def test_when_more_are_lost_than_there_are_spares_the_others_go_on_with_these(launch: Launch) -> None:
     job = launch(seconds=1.2, options=("--spares", "1"))
     pids = job.until_ready(4)
