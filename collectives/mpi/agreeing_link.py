@@ -42,8 +42,6 @@ _DONE_TAG = 19_000
 _DONE = b"xpd done"
 _TO_BE_TOLD = 15.0
 """Seconds that the hub has to say who is gone when MPI knows it already; it may have to miss a heartbeat first."""
-_TO_DRAIN = 30.0
-"""Seconds that messages of a lost collective have to end: those to a process that has failed do when it has ended."""
 
 
 class Abandonable(Protocol):
@@ -206,12 +204,13 @@ class AgreeingLink(Link):
         """Whether all have done their parts, as all conclude, where MPI can't say so any more."""
         # The others may wait for this process's messages; and no message may come later than this.
         self._comm.Revoke()
+        # Large ones to a process that still computes end when it comes to this call.
         ends = (self._done, self._abandonable) if self._abandonable is not None else (self._done,)
-        if not all(one.abandon(_TO_DRAIN) for one in ends):
+        if not all(one.abandon(self._timeout) for one in ends):
             keep(self)
             self._break(
                 CollectiveError(
-                    f"{self._call}: a process is gone, and MPI did not end within {_TO_DRAIN:g} s what was under way, which could "
+                    f"{self._call}: a process is gone, and MPI did not end within {self._timeout:g} s what was under way, which could "
                     "still write into arrays; need a new start of the job from a checkpoint"
                 )
             )

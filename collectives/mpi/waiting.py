@@ -75,9 +75,10 @@ def have_ended(mpi: Any, requests: Iterable[Any], timeout: float) -> bool:
         timeout: seconds.
     """
     deadline = time.monotonic() + timeout
-    left = [request for request in requests if not _has_ended(mpi, request)]
+    left, nap = [request for request in requests if not _has_ended(mpi, request)], _FIRST_NAP
     while left and time.monotonic() < deadline:
-        time.sleep(_FIRST_NAP)
+        time.sleep(nap)
+        nap = min(1.2 * nap, _LAST_NAP)
         left = [request for request in left if not _has_ended(mpi, request)]
     return not left
 

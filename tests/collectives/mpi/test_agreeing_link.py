@@ -163,6 +163,25 @@ def test_those_that_do_not_hear_of_all_conclude_what_the_others_know(
     assert max(seconds for _, seconds in told) < 5.0
 
 
+def lose_one_while_another_computes() -> None:
+    (channel, link), rank = one_host_each(), world().rank
+    elements = 10_000  # sent only when the receiver comes, and brought to the meeting
+    sums, story = np.zeros(elements), ""
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 1:
+        time.sleep(2.0)
+    try:
+        link.fold(Call("sum"), ReduceOp.SUM, [[np.ones(elements)]], [[sums]])
+    except PeerFailedError as error:
+        story = f"process {error.process}"
+    end(channel, story)
+
+
+def test_who_still_computes_when_one_is_lost_is_waited_for() -> None:
+    assert stories(3, lose_one_while_another_computes) == ["process 2"] * 2
+
+
 def change_too_often() -> None:
     communicators.NUM_MADE = 2
     channel, story = connect(world()), []
