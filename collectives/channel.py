@@ -26,11 +26,12 @@ from collectives.errors import (
     in_words,
 )
 from collectives.exit_hooks import ExitHooks
-from collectives.hang_report import TIMEOUT, HangReport, stacks_now
+from collectives.hang_report import TIMEOUT, HangReport
 from collectives.hub_connection import TELL_EVERY, HubConnection
 from collectives.membership import Member as Member
 from collectives.membership import Regrouped as Regrouped
 from collectives.membership import gone, name_of
+from collectives.reports import Reports
 from collectives.votes import Vote, Votes
 from xpdistribute.process_identity import identify, kill
 from xpdistribute.wire import LIMIT, Message, WireError, encode
@@ -39,7 +40,6 @@ from xpdistribute.words import MOST, shortened
 TO_BE_HEARD = 0.3
 """Seconds that a process which ends waits until the hub has its last words."""
 _TO_ANSWER = 2.0
-_REPORTS_KEPT = 8
 
 _log = logging.getLogger("xpdistribute")
 
@@ -60,7 +60,6 @@ class Channel:
         elastic: whether it can change.
         num_spares: how many spare processes the job was started with.
         spares_called: in a spare, set when the others start MPI, for which they need it.
-        report: the last report of what hangs, None if there was none.
         votes: what processes have said of collectives of which nothing else told them how they went.
         descriptions: asked, in the channel's thread, when somebody wants to know what this process is doing; links add themselves.
     """
@@ -78,8 +77,8 @@ class Channel:
         self.elastic: bool = welcome["elastic"]
         self.num_spares: int = welcome["num_spares"]
         self.spares_called = threading.Event()
-        self.report: HangReport | None = None
         self.descriptions = Descriptions(describe)
+        self._reports = Reports(host)
         self.votes = Votes(self._send_vote)
         self.host = host
         self.address = connection.address
@@ -92,7 +91,6 @@ class Channel:
         self._gathers: dict[str, Message | None] = {}
         self._regrouped: Message | None = None
         self._is_regrouping = False
-        self._reports: dict[tuple[str, str], HangReport] = {}
         self._left_peers: dict[int, str] = {}
         self._hooks: ExitHooks | None = None
         _all.add(self)
@@ -142,6 +140,11 @@ class Channel:
             "spare": spare,
         }
         return cls(HubConnection(address, hello, timeout), host, describe)
+
+    @property
+    def report(self) -> HangReport | None:
+        """The last report of what hangs, None if there was none."""
+        return self._reports.latest
 
     # ---------------------------------------------------------------- together
 
@@ -238,13 +241,10 @@ class Channel:
             PeerFailedError: the hub is gone.
         """
         with self._changed:
-            known = self._reports.get((kind, about))
-            if known is not None and about:
-                return known
-            if self.report is not None and self.report.kind == TIMEOUT:
-                return self.report  # nothing comes after that
-            before = self.report
-        state = self._state(about)
+            known, before = self._reports.answer(kind, about), self.report
+        if known is not None:
+            return known
+        state = self._reports.own_state(self.descriptions, about)
         self._send({"type": "report", "kind": kind, "about": about, "waited": float(waited), "state": state})
         deadline = time.monotonic() + timeout
         with self._changed:
@@ -403,7 +403,13 @@ class Channel:
         kind = message["type"]
         if kind == "state_wanted":
             with contextlib.suppress(CollectiveError):  # the loss of the hub, which is kept as the failure
-                self._send({"type": "state", "id": message["id"], "state": self._state(message["about"])})
+                self._send(
+                    {
+                        "type": "state",
+                        "id": message["id"],
+                        "state": self._reports.own_state(self.descriptions, message["about"]),
+                    }
+                )
             return
         with self._changed:
             if kind in ("gathered", "gather_failed"):
@@ -428,7 +434,9 @@ class Channel:
             elif kind == "waiting":
                 self.newcomers = message["count"]
             elif kind == "report":
-                self._take_report(message)
+                report = self._reports.take(message)
+                if report.kind == TIMEOUT:
+                    self._fail(report.error())
             elif kind == "spares_called":
                 self.spares_called.set()
             elif kind == "dismissed":
@@ -454,22 +462,6 @@ class Channel:
                 raise WireError(f"message: the channel knows no {kind!r}")
             self._changed.notify_all()
 
-    def _take_report(self, message: Message) -> None:
-        report = HangReport(
-            message["id"],
-            message["kind"],
-            message["about"],
-            message["waited"],
-            message["reporter"],
-            tuple(message["states"]),
-        )
-        while len(self._reports) >= _REPORTS_KEPT:
-            del self._reports[next(iter(self._reports))]
-        self._reports[report.kind, report.about] = report
-        self.report = report
-        if report.kind == TIMEOUT:
-            self._fail(report.error())
-
     def _take_regrouped(self, message: Message) -> None:
         self.process = message["process"]
         self.num_processes = len(message["members"])
@@ -480,7 +472,6 @@ class Channel:
         self._left_peers.clear()
         self.votes.clear()
         self._reports.clear()
-        self.report = None
         self.failure = None
         self._regrouped = message
 
@@ -499,15 +490,6 @@ class Channel:
                 )
                 self._closed = True
             self._changed.notify_all()
-
-    def _state(self, about: str) -> dict[str, Any]:
-        try:
-            state = dict(self.descriptions.about(about))
-            encode(state)
-        except Exception as error:  # noqa: BLE001  # told in the report, in place of the description
-            state = {"describe_failed": in_words(error)}
-        stack, frame = stacks_now()
-        return {**state, "stack": stack, "frame": frame, "pid": os.getpid(), "host": self.host}
 
     def _forget_after_fork(self) -> None:
         self._closed = True
