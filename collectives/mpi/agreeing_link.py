@@ -48,7 +48,7 @@ class Abandonable(Protocol):
     """What a link can do with what is under way when nobody will complete it."""
 
     def abandon(self, timeout: float) -> bool:
-        """Have nothing under way any more; whether that was possible."""
+        """Have nothing under way any more that could write into arrays; whether that was possible."""
 
 
 @final
@@ -204,7 +204,6 @@ class AgreeingLink(Link):
         """Whether all have done their parts, as all conclude, where MPI can't say so any more."""
         # The others may wait for this process's messages; and no message may come later than this.
         self._comm.Revoke()
-        # Large ones to a process that still computes end when it comes to this call.
         ends = (self._done, self._abandonable) if self._abandonable is not None else (self._done,)
         if not all(one.abandon(self._timeout) for one in ends):
             keep(self)

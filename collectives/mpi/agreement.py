@@ -14,7 +14,8 @@ from typing import Any, final
 import numpy as np
 
 from collectives.arrays import Array
-from collectives.mpi.waiting import Look, have_ended, wait_until
+from collectives.mpi.abandoning import abandon
+from collectives.mpi.waiting import Look, wait_until
 
 INLINE_BYTES = 128 * 1024
 """What a process can bring. Beyond, sending each process only its part costs less than sending everything to all."""
@@ -126,8 +127,9 @@ class Agreement:
         return self._bodies[process][: self.length_of(process)]
 
     def abandon(self, timeout: float) -> bool:
-        """Wait until what nobody waits for any more has ended, well or not; whether it has in time."""
-        return have_ended(self._mpi, [*self._all_requests(), *self._in_rounds], timeout)
+        """Have nothing under way any more that could write into arrays; whether that is so in time. See `abandon`."""
+        sends = [(request, self._pages) for requests in self._sends.values() for request in requests]
+        return abandon(self._mpi, [*self._receives, *self._in_rounds], sends, timeout)
 
     def close(self) -> None:
         """Give the requests back; nobody may be waiting."""

@@ -17,6 +17,7 @@ from typing import Any, final
 import numpy as np
 
 from collectives.arrays import Array
+from collectives.mpi.abandoning import abandon
 from collectives.mpi.chunks import MESSAGE_BYTES, plan_chunks
 from collectives.mpi.library import has_sent, keep_until_sent
 from collectives.mpi.messages import Messages, PlainMessages
@@ -160,11 +161,12 @@ class Mailbox:
         return True
 
     def abandon(self, timeout: float) -> bool:
-        """Have nothing under way any more; whether that was possible in so many seconds."""
+        """Have nothing under way any more that could write into arrays; whether that is so in time. See `abandon`."""
         with self._sending, self._reading:
             self._closing = True
-            under_way = [*self._under_way, *self._unreceived]
-            if not have_ended(self._mpi, [one for requests, _ in under_way for one in requests], timeout):
+            receives = [one for requests, _ in self._unreceived for one in requests]
+            sends = [(one, memory) for requests, memory in self._under_way for one in requests]
+            if not abandon(self._mpi, receives, sends, timeout):
                 return False
             self._under_way, self._unreceived = [], []
             return True

@@ -12,9 +12,10 @@ from typing import Any, final
 import numpy as np
 
 from collectives.arrays import Array
+from collectives.mpi.abandoning import abandon
 from collectives.mpi.chunks import MESSAGE_BYTES, plan_chunks
 from collectives.mpi.messages import Messages, PlainMessages
-from collectives.mpi.waiting import Look, UnderWay, have_ended
+from collectives.mpi.waiting import Look, UnderWay
 
 
 @final
@@ -42,8 +43,9 @@ class Transfers:
         self._mpi, self._look, self._tag = mpi, look, tag
         self._messages = PlainMessages(comm) if messages is None else messages
         self._process, self._size, self._largest = comm.rank, comm.size, largest
-        self._under_way: dict[int, tuple[Any, Array]] = {}
-        """Requests, and what MPI reads or writes for them: it must not be given back before they have ended."""
+        self._receiving: dict[int, tuple[Any, Array]] = {}
+        self._sending: dict[int, tuple[Any, Array]] = {}
+        """Requests, and what MPI writes or reads for them: it must not be given back before they have ended."""
 
     def run(
         self, receives: Iterable[tuple[Array, int]] = (), sends: Iterable[tuple[Array, int]] = ()
@@ -62,17 +64,23 @@ class Transfers:
 
     def start_send(self, array: Array, peer: int) -> list[Any]:
         """The requests that send an array's bytes, to be given to `finish`; it must stay as it is until then."""
-        return self._begin(self._messages.send, array, peer)
+        return self._begin(self._messages.send, array, peer, self._sending)
 
     def _receive(self, array: Array, peer: int) -> list[Any]:
-        return self._begin(self._messages.receive, array, peer)
+        return self._begin(self._messages.receive, array, peer, self._receiving)
 
-    def _begin(self, start_one: Callable[..., Any], array: Array, peer: int) -> list[Any]:
+    def _begin(
+        self,
+        start_one: Callable[..., Any],
+        array: Array,
+        peer: int,
+        under_way: dict[int, tuple[Any, Array]],
+    ) -> list[Any]:
         data = array.view(np.uint8)
         requests = []
         for start, length in plan_chunks(data.nbytes, self._largest):
             request = start_one([data[start : start + length], self._mpi.BYTE], peer, self._tag)
-            self._under_way[id(request)] = request, data
+            under_way[id(request)] = request, data
             requests.append(request)
         return requests
 
@@ -110,12 +118,15 @@ class Transfers:
         """
         UnderWay(self._mpi, requests).wait(self._look, lambda: sorted(set(peers)))
         for request in requests:
-            del self._under_way[id(request)]
+            self._sending.pop(id(request), None)
+            self._receiving.pop(id(request), None)
         self._messages.give_back(requests)
 
     def abandon(self, timeout: float) -> bool:
-        """Wait until what nobody waits for any more has ended, well or not; whether it has in time."""
-        if not have_ended(self._mpi, [request for request, _ in self._under_way.values()], timeout):
+        """Have nothing under way any more that could write into arrays; whether that is so in time. See `abandon`."""
+        receives = [request for request, _ in self._receiving.values()]
+        if not abandon(self._mpi, receives, self._sending.values(), timeout):
             return False
-        self._under_way.clear()
+        self._receiving.clear()
+        self._sending.clear()
         return True
