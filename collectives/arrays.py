@@ -101,6 +101,10 @@ def array_like(array: Array, like: Any) -> Any:
         return library.from_array(array, like)
     if is_cupy(like):
         return import_module("cupy").asarray(array)
+    if isinstance(like, type) or not hasattr(like, "__array__"):
+        raise TypeError(
+            f"like: got {like!r:.80}; need an array of the library that the result is to be of, as torch.empty(0)"
+        )
     return array if is_host(array) else array.get()  # type: ignore[attr-defined]  # CuPy's way to the host
 
 

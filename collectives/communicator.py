@@ -80,6 +80,7 @@ class Communicator(ABC):
         """
         if type(op) is not ReduceOp:
             op = ReduceOp.parse(op)
+        _require_name(name)
         given, array = array, as_array(array, "all_reduce")
         op.require(array.dtype, "all_reduce")
         if out is None:
@@ -98,22 +99,28 @@ class Communicator(ABC):
         name: str | None = None,
         like: Any = None,
     ) -> list[Array]:
-        """`all_reduce` of several arrays, of any shapes and dtypes, for the price of one meeting."""
+        """`all_reduce` of several arrays, of any shapes and dtypes, for the price of one meeting. Each has an ``out`` of its own."""
         op = ReduceOp.parse(op)
-        given, arrays = arrays, [as_array(array, "all_reduce") for array in arrays]
+        _require_name(name)
+        given = list(arrays)
+        arrays = [as_array(array, "all_reduce") for array in given]
         for array in arrays:
             op.require(array.dtype, "all_reduce")
         if outs is None:
             results = self._all_reduce(arrays, op, None, name)
             return [given_back(result, one, like) for result, one in zip(results, given, strict=True)]
+        outs = list(outs)
         if len(outs) != len(arrays):
             raise ValueError(f"all_reduce: got {len(outs)} outs for {len(arrays)} arrays; need one each")
+        if len({id(out) for out in outs}) != len(outs):
+            # The later result would stand in both places.
+            raise ValueError("all_reduce: got the same array twice in outs; need one each")
         into = []
         for array, out in zip(arrays, outs, strict=True):
             into.append(writable(out, "all_reduce"))
             _require_reduced(into[-1], array, op)
         self._all_reduce(arrays, op, into, name)
-        return list(outs)
+        return outs
 
     def reduce(
         self,
@@ -385,6 +392,11 @@ def require_axis_from_start(array: Array, axis: Any, where: str) -> int:
     if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)) or axis < 0:
         raise ValueError(f"{where}: got axis={axis!r}; need an integer from 0")
     return require_axis(array, int(axis), where)
+
+
+def _require_name(name: Any) -> None:
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"all_reduce: got name={name!r}; need a str, or None")
 
 
 def _require_like(out: Array, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> None:

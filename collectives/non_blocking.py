@@ -40,6 +40,10 @@ class NonBlocking:
     """
 
     def __init__(self, communicator: Communicator) -> None:
+        if not isinstance(communicator, Communicator):
+            raise TypeError(
+                f"NonBlocking: got {communicator!r:.80}; need a Communicator of its own, as process_group() makes it"
+            )
         self._inner = communicator
         self._started: queue.SimpleQueue[_Started | None] = queue.SimpleQueue()
         self._is_closed = False
@@ -89,7 +93,8 @@ class NonBlocking:
         like: Any = None,
     ) -> Future[list[Array]]:
         """As `Communicator.all_reduce_coalesced`."""
-        arrays = list(arrays)
+        # Whatever gives them is asked here: the thread would ask it later, and twice.
+        arrays, outs = list(arrays), None if outs is None else list(outs)
         return self._start(
             "all_reduce_coalesced",
             lambda: self._inner.all_reduce_coalesced(arrays, op, outs=outs, name=name, like=like),

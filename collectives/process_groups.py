@@ -27,6 +27,7 @@ def process_group(
             ``"mpi"`` are one of them alone.
 
     Raises:
+        TypeError: options that are none.
         ValueError: an environment that describes no possible job; no such backend.
         CollectiveTimeoutError: some process did not come in time.
         RuntimeError: a backend that these processes can't use.
@@ -36,6 +37,10 @@ def process_group(
     from collectives.processes import join  # noqa: PLC0415  # likewise
 
     options = CommunicationOptions() if communication_options is None else communication_options
+    if not isinstance(options, CommunicationOptions):
+        raise TypeError(
+            f"process_group: got communication_options={options!r:.80}; need CommunicationOptions, or None"
+        )
     link = join(options.timeout).link(1, options, backend)
     if link is None:
         return InProcessCommunicator.group(1, options.timeout)[0]

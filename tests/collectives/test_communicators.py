@@ -463,6 +463,43 @@ def test_as_many_outs_as_arrays_are_needed(on_every_rank: OnEveryRank) -> None:
     )
 
 
+def test_an_array_that_is_to_hold_two_results_is_refused(on_every_rank: OnEveryRank) -> None:
+    def body(end: Communicator) -> None:
+        out = np.zeros(2)
+        refuses(
+            end,
+            ValueError,
+            "got the same array twice in outs; need one each",
+            lambda: end.all_reduce_coalesced([np.ones(2), np.zeros(2)], outs=[out, out]),
+        )
+
+    on_every_rank(body)
+
+
+def test_coalesced_arrays_and_outs_may_come_from_generators(on_every_rank: OnEveryRank) -> None:
+    def body(end: Communicator) -> None:
+        results = end.all_reduce_coalesced(np.full(2, n) for n in (1.0, 2.0))  # type: ignore[arg-type]  # as a user may
+        np.testing.assert_array_equal(results, [[end.world_size] * 2, [2.0 * end.world_size] * 2])
+        rooms = [np.empty(2), np.empty(2)]
+        arrays = (np.full(2, n) for n in (1.0, 2.0))
+        given = end.all_reduce_coalesced(arrays, outs=(room for room in rooms))  # type: ignore[arg-type]  # as a user may
+        assert all(one is room for one, room in zip(given, rooms, strict=True))
+        np.testing.assert_array_equal(rooms, results)
+
+    on_every_rank(body)
+
+
+def test_a_name_or_a_like_that_is_none_is_refused(on_every_rank: OnEveryRank) -> None:
+    def body(end: Communicator) -> None:
+        name: Any = 3
+        refuses(end, TypeError, "got name=3; need a str", lambda: end.all_reduce(np.ones(1), name=name))
+        for like in ("torch", 3, float, np.ndarray):
+            with pytest.raises(TypeError, match="need an array of the library"):
+                end.all_reduce(np.ones(1), like=like)
+
+    on_every_rank(body)
+
+
 @pytest.mark.parametrize("root", [-1, 8])
 def test_a_root_that_is_no_rank_is_refused(on_every_rank: OnEveryRank, root: int) -> None:
     def body(communicator: Communicator) -> None:

@@ -214,3 +214,19 @@ def test_a_forked_child_which_has_no_such_thread_is_told_so() -> None:
     assert "barrier: this is a forked child" in told
     assert str(os.getpid()) in told
     end.close()
+
+
+def test_coalesced_arrays_and_outs_may_come_from_generators() -> None:
+    end = NonBlocking(InProcessCommunicator.group(1)[0])
+    room = np.empty(2)
+    arrays: Any = (array for array in [np.ones(2)])
+    outs: Any = (out for out in [room])
+    assert end.all_reduce_coalesced(arrays, outs=outs).result(TIMEOUT)[0] is room
+    np.testing.assert_array_equal(room, np.ones(2))
+    end.close()
+
+
+def test_what_is_no_communicator_is_refused() -> None:
+    nothing: Any = None
+    with pytest.raises(TypeError, match=r"NonBlocking: got None; need a Communicator of its own"):
+        NonBlocking(nothing)

@@ -80,6 +80,12 @@ def test_a_process_alone_is_a_group_of_one() -> None:
     assert group.all_gather_object("only") == ["only"]
 
 
+def test_options_that_are_none_are_refused() -> None:
+    seconds: Any = 3
+    with pytest.raises(TypeError, match="communication_options=3; need CommunicationOptions, or None"):
+        xd.process_group(seconds)
+
+
 def test_groups_and_strategies_are_apart_from_one_another_also_in_threads_of_their_own() -> None:
     def body() -> tuple[list[float], list[float], float]:
         first, second = xd.process_group(OPTIONS), xd.process_group(OPTIONS)
