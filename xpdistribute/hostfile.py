@@ -47,7 +47,7 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
         ValueError: the file can't be read, has no host, or a line of another form.
     """
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:  # editors of Windows write a mark at the start
             lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
@@ -88,6 +88,11 @@ def allocation(environ: Mapping[str, str]) -> str | None:
 
 
 def _host(text: str, where: str) -> Host:
+    if text.startswith("["):  # an address of IPv6, as in an URL
+        name, bracket, rest = text[1:].partition("]")
+        if not name or not bracket or (rest and not rest[1:]) or rest[:1] not in ("", ":"):
+            raise ValueError(f"{where}: got {text!r}; need [ADDRESS] or [ADDRESS]:SLOTS")
+        return Host(name, _slots(rest[1:], where) if rest else None)
     name, colon, slots = text.rpartition(":")
     if not colon or text.count(":") > 1:  # an address of IPv6 has more
         name, slots = text, ""
