@@ -101,13 +101,13 @@ def _agreeing(
     from collectives.mpi.library import world  # noqa: PLC0415  # likewise
     from collectives.mpi.mpi_link import MpiLink  # noqa: PLC0415  # likewise
 
-    if not communicators.are_made():
+    if not communicators.is_made():
         channel.call_spares()
         if not channel.epoch and not channel.num_spares:
             _require_one_numbering(world(timeout), channel, why)
-        communicators.make_communicators(timeout)
-    ranks = channel.gather(f"{name} in MPI", world().rank, timeout)
-    own = communicators.Members(communicators.communicator(channel.epoch), ranks, channel.process, number)
+        communicators.make_communicator(timeout)
+    ranks = channel.gather(f"{name} in MPI", communicators.own_rank(), timeout)
+    own = communicators.members(ranks, channel.process, channel.epoch, number)
 
     def make(comm: communicators.Members, watch: Watch) -> tuple[Link, Abandonable]:
         between = MpiLink(

@@ -272,7 +272,9 @@ def _conclude(result: Result, plan: _Plan) -> None:
     options = plan.options
     if result.is_late:
         Output.say(f"the job was not done after {options.timeout:g} s (--timeout) and was ended")
-    elif result.signal is not None and result.signal != signal.SIGPIPE:
+    elif result.signal == signal.SIGPIPE:
+        return  # nobody reads the output any more: without a word, as other tools
+    elif result.signal is not None:
         Output.say(f"ended by {signal.Signals(result.signal).name}")
     elif result.culprit is not None:
         others = "" if options.num_processes == 1 else "; the others were ended"

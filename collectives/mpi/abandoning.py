@@ -17,11 +17,14 @@ def abandon(mpi: Any, receives: Iterable[Any], sends: Iterable[tuple[Any, object
 
     Args:
         mpi: the module ``mpi4py.MPI``.
-        receives: their requests.
+        receives: their requests; ended where nothing has come yet, else the rest is waited for.
         sends: their requests, with what MPI reads for each.
         timeout: seconds that the receives have to end, well or not.
     """
     for request, memory in sends:
         if not have_ended(mpi, [request], 0.0):
             keep((request, memory))
-    return have_ended(mpi, receives, timeout)
+    left = [request for request in receives if not have_ended(mpi, [request], 0.0)]
+    for request in left:
+        request.Cancel()
+    return have_ended(mpi, left, timeout)

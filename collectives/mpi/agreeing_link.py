@@ -80,7 +80,7 @@ class AgreeingLink(Link):
     ) -> None:
         super().__init__(comm.rank, counts)
         self._name = name
-        self._comm, self._watch, self._timeout = comm, watch, timeout
+        self._watch, self._timeout = watch, timeout
         self._mpi = mpi_module()
         self._number = 1
         """Of the collective that this process is in or makes next."""
@@ -202,8 +202,7 @@ class AgreeingLink(Link):
 
     def _vote(self, *, succeeded: bool) -> bool:
         """Whether all have done their parts, as all conclude, where MPI can't say so any more."""
-        # The others may wait for this process's messages; and no message may come later than this.
-        self._comm.Revoke()
+        # No message may come later than this.
         ends = (self._done, self._abandonable) if self._abandonable is not None else (self._done,)
         if not all(one.abandon(self._timeout) for one in ends):
             keep(self)

@@ -15,7 +15,7 @@ import numpy as np
 
 from collectives.arrays import Array
 from collectives.mpi.abandoning import abandon
-from collectives.mpi.waiting import Look, wait_until
+from collectives.mpi.waiting import Look, have_ended, wait_until
 
 INLINE_BYTES = 128 * 1024
 """What a process can bring. Beyond, sending each process only its part costs less than sending everything to all."""
@@ -129,7 +129,9 @@ class Agreement:
     def abandon(self, timeout: float) -> bool:
         """Have nothing under way any more that could write into arrays; whether that is so in time. See `abandon`."""
         sends = [(request, self._pages) for requests in self._sends.values() for request in requests]
-        return abandon(self._mpi, [*self._receives, *self._in_rounds], sends, timeout)
+        if not abandon(self._mpi, self._receives, sends, timeout):
+            return False
+        return have_ended(self._mpi, self._in_rounds, timeout)  # collectives, too, which can't be ended
 
     def close(self) -> None:
         """Give the requests back; nobody may be waiting."""

@@ -1,9 +1,9 @@
-"""Communicators for processes of which some may die, in an Open MPI that goes on then (``mpiexec --with-ft ulfm``).
+"""Messages between processes of which some may die, in an Open MPI that goes on then (``mpiexec --with-ft ulfm``).
 
-They are made when MPI starts, while all live, one for each make-up that the job may get: what is under way in one is ended by
-revoking it, and the next one takes its place, used by those that are left. Open MPI could make one then (Shrink), but
-the process in which it is being made crashes when it is told of another death meanwhile, and it stands still now and then when
-several die within milliseconds.
+Of what such an MPI offers only this is used: that messages between the living go on, and that those to and from the dead fail. All
+that a job ever sends goes through one communicator, made when MPI starts, with other tags in each make-up that the job
+gets. Open MPI could make a communicator of those that are left (Shrink), but a process in which it does crashes when it is told of another
+death meanwhile, and its agreements stand still now and then when several die within milliseconds.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, final
 from collectives.errors import CollectiveTimeoutError, common
 from collectives.mpi.library import is_loaded, mpi, set_leaving_alone, world
 
-NUM_MADE = 64
-"""For so many make-ups of the job; 64 take 50 ms and 1 MB."""
 _TAGS_OF_EACH = 1 << 15
 """More than a link uses."""
+_LINKS = 256
+"""In each make-up of the job. Of make-ups as many are possible as there are tags left for: 256 in Open MPI."""
 _SWITCH = "OMPI_MCA_mpi_ft_enable"
 """Set by ``--with-ft ulfm`` for every process."""
 
@@ -67,17 +67,17 @@ class Members:
         comm: of mpi4py.
         ranks: theirs in it.
         rank: this process's place among them.
-        number: of those that use the communicator at the same time, each with its own.
+        first_tag: of theirs.
 
     Attributes:
         rank: this process's number.
         size: how many they are.
     """
 
-    def __init__(self, comm: Any, ranks: Sequence[int], rank: int, number: int) -> None:
+    def __init__(self, comm: Any, ranks: Sequence[int], rank: int, first_tag: int) -> None:
         self._comm, self._ranks = comm, tuple(ranks)
         self.rank, self.size = rank, len(self._ranks)
-        self._first_tag = number * _TAGS_OF_EACH
+        self._first_tag = first_tag
 
     def Send_init(self, buffer: Any, dest: int, tag: int) -> Any:  # noqa: N802  # as mpi4py's
         """As of mpi4py."""
@@ -95,22 +95,18 @@ class Members:
         """As of mpi4py."""
         return self._comm.Improbe(self._ranks[source], self._first_tag + tag, status)
 
-    def Revoke(self) -> None:  # noqa: N802  # likewise
-        """As of mpi4py: end what is under way in the whole communicator, of all that use it."""
-        self._comm.Revoke()
-
 
 _making = threading.Lock()
-_made: list[Any] = []
+_comm: Any = None
 
 
-def are_made() -> bool:
-    """Whether this process has made them."""
-    return bool(_made)
+def is_made() -> bool:
+    """Whether this process has made the communicator."""
+    return _comm is not None
 
 
-def make_communicators(timeout: float) -> None:
-    """Make them, with all processes that were started, each of which calls this once; does nothing after that.
+def make_communicator(timeout: float) -> None:
+    """Make it, with all processes that were started, each of which calls this once; does nothing after that.
 
     Args:
         timeout: seconds to wait for the others.
@@ -119,8 +115,9 @@ def make_communicators(timeout: float) -> None:
         RuntimeError: MPI can't do it, as when a process has died already.
         CollectiveTimeoutError: some process does not come.
     """
+    global _comm
     with _making:
-        if _made:
+        if _comm is not None:
             return
         comm = world(timeout)
         set_leaving_alone()
@@ -129,12 +126,12 @@ def make_communicators(timeout: float) -> None:
 
         def make() -> None:
             try:
-                made.extend(comm.Dup() for _ in range(NUM_MADE))
+                made.append(comm.Dup())
             except mpi().Exception as error:
                 failed.append(error)
 
         # It can't be given up once it is begun.
-        thread = threading.Thread(target=make, name="mpi-communicators", daemon=True)
+        thread = threading.Thread(target=make, name="mpi-communicator", daemon=True)
         thread.start()
         thread.join(timeout)
         if failed:
@@ -142,27 +139,39 @@ def make_communicators(timeout: float) -> None:
                 f"elastic job: MPI could not connect all processes ({failed[0]}); did one die at the start? Need all of them for it — start "
                 "the job again"
             ) from failed[0]
-        if len(made) < NUM_MADE:
+        if not made:
             raise CollectiveTimeoutError(
                 f"elastic job: MPI waited {timeout:g} s for a process that does not come; did one die at the start, or does it do something "
                 "else? Need all of them for it — start the job again"
             )
-        for one in made:
-            one.Set_errhandler(mpi().ERRORS_RETURN)
-        _made.extend(made)
+        made[0].Set_errhandler(mpi().ERRORS_RETURN)
+        _comm = made[0]
 
 
-def communicator(make_up: int) -> Any:
-    """The one for a make-up of the job, counted from 0; the same in all processes.
+def own_rank() -> int:
+    """This process's number among all that were started, whatever it is in the job by now."""
+    return int(_comm.rank)
+
+
+def members(ranks: Sequence[int], rank: int, make_up: int, number: int) -> Members:
+    """What a link sends through.
+
+    Args:
+        ranks: by process, its `own_rank`.
+        rank: this process.
+        make_up: of the job, counted from 0; the same in all processes, as what follows.
+        number: of the link in this make-up.
 
     Raises:
-        RuntimeError: the job has changed too often.
+        RuntimeError: the job has changed too often, or has too many links.
     """
-    if make_up >= len(_made):
+    index = make_up * _LINKS + number
+    most = (int(_comm.Get_attr(mpi().TAG_UB)) + 1) // _TAGS_OF_EACH
+    if index >= most or number >= _LINKS:
         raise common(
             RuntimeError(
-                f"elastic job: its processes have changed {make_up} times, and {NUM_MADE - 1} changes are possible where MPI connects them; need a "
-                "new start of the job, from a checkpoint"
+                f"elastic job: its processes have changed {make_up} times, and it has {number + 1} strategies and groups; where MPI connects "
+                f"hosts, up to {most // _LINKS - 1} changes and {_LINKS} of these are possible; need a new start of the job, from a checkpoint"
             )
         )
-    return _made[make_up]
+    return Members(_comm, ranks, rank, index * _TAGS_OF_EACH)

@@ -40,8 +40,7 @@ class MortalMessages:
 
     Open MPI ends the whole job when a request that has been given back fails afterwards ("Send error after request freed"). That
     happens to a small message which counts as sent when it is copied; so sends are synchronous, and done when they have been
-    received. And it happens to what counts as failed when its process dies or the communicator is revoked, of which some
-    part may still be on its way; so requests are persistent ones, which are given back by hand, and never after a
+    received. And it happens to what counts as failed when its process dies, of which some part may still be on its way; so requests are persistent ones, which are given back by hand, and never after a
     failure: there is one lot of these for each loss.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import final
 
 from collectives.errors import CollectiveError, CollectiveTimeoutError, in_words
-from collectives.mpi.communicators import make_communicators
+from collectives.mpi.communicators import make_communicator
 
 
 @final
@@ -44,7 +44,7 @@ class Standby:
     def _serve(self) -> None:
         self._called.wait()
         try:
-            make_communicators(self._timeout)
+            make_communicator(self._timeout)
         except CollectiveError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001  # told to the others, which would wait for this process otherwise
