@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from collectives.channel import Channel
+from collectives.control.channel import Channel
 from collectives.link import Link
 from collectives.shared_memory.shared_memory_link import SharedMemoryLink
 
 if TYPE_CHECKING:
+    from collectives.control.watch import Watch
     from collectives.hosts_link import HostsLink
     from collectives.mpi.mpi_link import MpiLink
-    from collectives.watch import Watch
 
 BACKENDS = ("auto", "shared_memory", "mpi")
 """What can be asked for; auto is shared memory inside a host and MPI between hosts."""

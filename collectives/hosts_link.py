@@ -17,6 +17,7 @@ import numpy as np
 
 from collectives.arrays import Array
 from collectives.calls import Call
+from collectives.control.watch import Watch
 from collectives.errors import CollectiveError, not_common
 from collectives.link import Link
 from collectives.mpi.chunks import plan_chunks
@@ -27,7 +28,6 @@ from collectives.recycled_memory import RecycledMemory
 from collectives.reduce_op import ReduceOp
 from collectives.reduction import CHUNK_BYTES
 from collectives.shared_memory.shared_memory_link import SharedMemoryLink
-from collectives.watch import Watch
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collectives.channel import Channel
 from collectives.cluster_environment import ClusterKind, ClusterPlace
+from collectives.control.channel import Channel
 from collectives.errors import CollectiveError
 from xpdistribute.hub import Hub
 from xpdistribute.wire import split_address

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, final
 
 from collectives.backends import BACKENDS, make_link
-from collectives.channel import Channel
 from collectives.cluster_environment import ClusterPlace, find_place, tf_config_changed
 from collectives.clusters import TF_CONFIG, ClusterTask
 from collectives.communication_options import DEFAULT_TIMEOUT, CommunicationOptions
+from collectives.control.channel import Channel
+from collectives.control.exit_hooks import followed
 from collectives.errors import CollectiveAbortedError, PeerFailedError, common, in_words, told_in_full
-from collectives.exit_hooks import followed
 from collectives.joining import connect
 from collectives.link import Link
 from collectives.renewable_link import RenewableLink

@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn, final
 
 import strategies as xd
-from collectives.exit_hooks import followed
-from collectives.hub_connection import HubConnection
+from collectives.control.exit_hooks import followed
+from collectives.control.hub_connection import HubConnection
 from collectives.processes import joined
 from collectives.shared_memory.flags import Flags
 from xpdistribute.events import Event, Regrouped

@@ -17,6 +17,8 @@ from typing import NoReturn, Protocol, TypeVar, final
 
 from collectives.arrays import Array
 from collectives.calls import Call
+from collectives.control.votes import Vote
+from collectives.control.watch import Watch
 from collectives.errors import (
     CollectiveError,
     CollectiveMismatchError,
@@ -32,8 +34,6 @@ from collectives.mpi.library import keep
 from collectives.mpi.library import mpi as mpi_module
 from collectives.mpi.waiting import wait_until
 from collectives.reduce_op import ReduceOp
-from collectives.votes import Vote
-from collectives.watch import Watch
 
 T = TypeVar("T")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import final
 
+from collectives.control.hang_report import HangReport
+from collectives.control.watch import Watch
 from collectives.errors import PeerFailedError
-from collectives.hang_report import HangReport
-from collectives.watch import Watch
 
 
 @final

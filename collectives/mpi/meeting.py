@@ -14,6 +14,7 @@ import numpy as np
 
 from collectives.arrays import Array
 from collectives.calls import Call
+from collectives.control.watch import Watch
 from collectives.errors import (
     CollectiveError,
     CollectiveMismatchError,
@@ -26,7 +27,6 @@ from collectives.mpi.library import keep, let_go, set_failed
 from collectives.mpi.messages import Messages, MortalMessages, PlainMessages
 from collectives.mpi.transfers import Transfers
 from collectives.mpi.waiting import wait_until
-from collectives.watch import Watch
 
 NARROW = 2
 """A flag: some target here is narrower than the result."""

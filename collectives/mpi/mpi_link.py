@@ -14,6 +14,7 @@ import numpy as np
 
 from collectives.arrays import ALIGNMENT, Array
 from collectives.calls import Call
+from collectives.control.watch import Watch
 from collectives.errors import CollectiveError
 from collectives.link import Link
 from collectives.mpi.chunks import MESSAGE_BYTES
@@ -25,7 +26,6 @@ from collectives.mpi.mailbox import Mailbox
 from collectives.mpi.meeting import NARROW, Meeting
 from collectives.mpi.transfers import Transfers
 from collectives.reduce_op import ReduceOp
-from collectives.watch import Watch
 
 T = TypeVar("T")
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from collectives.arrays import Array
 from collectives.calls import Call
+from collectives.control.watch import Watch
 from collectives.errors import (
     CollectiveAbortedError,
     CollectiveError,
@@ -26,7 +27,6 @@ from collectives.errors import (
     common,
 )
 from collectives.shared_memory.flags import DATA, Flags, page_bytes
-from collectives.watch import Watch
 from xpdistribute.words import shortened
 
 T = TypeVar("T")

@@ -10,6 +10,7 @@ import numpy as np
 
 from collectives.arrays import Array
 from collectives.calls import Call
+from collectives.control.watch import Watch
 from collectives.errors import CollectiveError
 from collectives.link import Link
 from collectives.reduce_op import ReduceOp
@@ -19,7 +20,6 @@ from collectives.shared_memory.lending import Lending
 from collectives.shared_memory.mailbox import Mailbox, mail_bytes
 from collectives.shared_memory.meeting import NUMBER, PAGE_BYTES, Meeting
 from collectives.shared_memory.segments import open_all, own_segments
-from collectives.watch import Watch
 
 T = TypeVar("T")
 

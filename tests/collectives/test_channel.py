@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from collectives.channel import Channel
-from collectives.descriptions import Descriptions
+from collectives.control.channel import Channel
+from collectives.control.descriptions import Descriptions
+from collectives.control.exit_hooks import followed
+from collectives.control.votes import Vote
 from collectives.errors import CollectiveAbortedError, CollectiveTimeoutError, PeerFailedError
-from collectives.exit_hooks import followed
-from collectives.votes import Vote
 from tests.mpi_runner import finish_ranks
 from xpdistribute.hub import Hub
 
@@ -32,7 +32,7 @@ TIMEOUT = 20.0
 PRELUDE = """
 import os, signal, sys, threading, time
 import numpy as np
-from collectives.channel import Channel
+from collectives.control.channel import Channel
 from collectives.errors import *
 address, process, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 connect = lambda **more: Channel.connect(address, "secret", process, host="here", size=size, timeout=20.0, **more)
@@ -184,7 +184,7 @@ def test_who_waits_long_says_for_whom(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("collectives.channel.TELL_EVERY", 0.05)
+    monkeypatch.setattr("collectives.control.channel.TELL_EVERY", 0.05)
     with pytest.raises(CollectiveTimeoutError):
         channels(hubs(2), 0).gather("boot", 1, 0.2)
     assert "boot: waiting for process 1 (it has not connected yet)" in caplog.text
@@ -232,7 +232,7 @@ def test_processes_may_come_before_their_hub(channels: Callable[..., Channel]) -
 def test_without_a_hub_connecting_ends_in_time_and_says_where_it_looked(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("collectives.hub_connection.TELL_EVERY", 0.1)
+    monkeypatch.setattr("collectives.control.hub_connection.TELL_EVERY", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
     with pytest.raises(CollectiveTimeoutError, match=f"no hub at {address} for 0.4 s .Connection refused"):
@@ -776,7 +776,7 @@ def test_an_exception_ends_a_process_even_while_mpi_waits_for_the_others(
     script = f"""
 import sys, time
 from mpi4py import MPI
-from collectives.channel import Channel
+from collectives.control.channel import Channel
 world = MPI.COMM_WORLD
 channel = Channel.connect({hub.address!r}, {TOKEN!r}, world.rank, host="here", size=2, timeout=20.0)
 channel.install_hooks()

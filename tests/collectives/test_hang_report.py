@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from collectives.control.hang_report import HangReport, failure_text, stacks_now
 from collectives.errors import CollectiveMismatchError, CollectiveTimeoutError
-from collectives.hang_report import HangReport, failure_text, stacks_now
 
 REDUCE = "all_reduce SUM float32 (3,)"
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from collectives.votes import Vote, Votes
+from collectives.control.votes import Vote, Votes
 
 NUMBER = 7
 

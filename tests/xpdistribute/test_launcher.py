@@ -354,7 +354,7 @@ def test_wrong_usage_is_named_and_starts_nothing(arguments: list[str], words: st
 
 MEMBER = """
 sys.path.insert(0, {root!r})
-from collectives.channel import Channel
+from collectives.control.channel import Channel
 
 host, pids = os.uname().nodename, sys.argv[1]
 number = rank

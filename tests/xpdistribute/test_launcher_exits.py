@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -121,3 +122,24 @@ def test_an_endless_text_of_an_error_is_cut_wherever_it_comes(tmp_path: Path, bo
     assert re.search(r"heard: PeerFailedError: .*process 1 .*no x", done.stderr)
     last = done.stderr[done.stderr.rindex("xpdistribute run:") :]
     assert re.match(r"xpdistribute run: rank 1 \(.*\) ended with status 1", last), last[:300]
+
+
+def test_output_that_nobody_reads_any_more_ends_the_job_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "talks.py").write_text("while True:\n    print('a line', flush=True)\n")
+    with subprocess.Popen(
+        [sys.executable, "-m", "xpdistribute", "run", "-n", "2", str(tmp_path / "talks.py")],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as job:
+        try:
+            assert job.stdout is not None
+            assert job.stderr is not None
+            assert job.stdout.readline() == "a line\n"
+            job.stdout.close()
+            assert job.wait(20) == 128 + signal.SIGPIPE
+            assert job.stderr.read() == ""
+        finally:
+            job.kill()

@@ -13,7 +13,7 @@ import pytest
 
 from collectives import CollectiveError, Communicator
 from collectives.backends import make_link as link_of_backend
-from collectives.channel import Channel
+from collectives.control.channel import Channel
 from collectives.hierarchical import HierarchicalCommunicator
 from collectives.hosts_link import HostsLink
 from collectives.link import Link

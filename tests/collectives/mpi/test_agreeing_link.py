@@ -19,7 +19,7 @@ import pytest
 from collectives import CollectiveMismatchError, PeerFailedError, ReduceOp
 from collectives.backends import make_link
 from collectives.calls import Call
-from collectives.channel import Channel
+from collectives.control.channel import Channel
 from collectives.link import Link
 from collectives.mpi import agreeing_link, communicators
 from collectives.mpi.agreement import Agreement

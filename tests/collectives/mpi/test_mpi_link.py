@@ -16,7 +16,7 @@ import pytest
 from collectives import CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, ReduceOp
 from collectives.arrays import Array
 from collectives.calls import Call
-from collectives.channel import Channel
+from collectives.control.channel import Channel
 from collectives.hierarchical import HierarchicalCommunicator
 from collectives.mpi.library import world
 from collectives.mpi.mpi_link import MpiLink

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from collectives.descriptions import Descriptions
+from collectives.control.descriptions import Descriptions
+from collectives.control.hang_report import HangReport
+from collectives.control.votes import Votes
 from collectives.errors import PeerFailedError
-from collectives.hang_report import HangReport
-from collectives.votes import Votes
 
 
 class Watch(Protocol):

@@ -17,7 +17,15 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
-from collectives.descriptions import Describe, Descriptions
+from collectives.control.descriptions import Describe, Descriptions
+from collectives.control.exit_hooks import ExitHooks
+from collectives.control.hang_report import TIMEOUT, HangReport
+from collectives.control.hub_connection import TELL_EVERY, HubConnection
+from collectives.control.membership import Member as Member
+from collectives.control.membership import Regrouped as Regrouped
+from collectives.control.membership import gone, name_of
+from collectives.control.reports import Reports
+from collectives.control.votes import Vote, Votes
 from collectives.errors import (
     CollectiveAbortedError,
     CollectiveError,
@@ -25,14 +33,6 @@ from collectives.errors import (
     PeerFailedError,
     in_words,
 )
-from collectives.exit_hooks import ExitHooks
-from collectives.hang_report import TIMEOUT, HangReport
-from collectives.hub_connection import TELL_EVERY, HubConnection
-from collectives.membership import Member as Member
-from collectives.membership import Regrouped as Regrouped
-from collectives.membership import gone, name_of
-from collectives.reports import Reports
-from collectives.votes import Vote, Votes
 from xpdistribute.process_identity import identify, kill
 from xpdistribute.wire import LIMIT, Message, WireError, encode
 from xpdistribute.words import MOST, shortened

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any, final
 
-from collectives.descriptions import Descriptions
+from collectives.control.descriptions import Descriptions
+from collectives.control.hang_report import TIMEOUT, HangReport, stacks_now
 from collectives.errors import in_words
-from collectives.hang_report import TIMEOUT, HangReport, stacks_now
 from xpdistribute.wire import Message, encode
 
 _KEPT = 8
