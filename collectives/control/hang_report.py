@@ -26,7 +26,7 @@ _FRAMES = 6
 _NAMED = 8
 _NOTED = 16
 _LIBRARY = os.path.dirname(os.__file__) + os.sep + "threading.py"
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 @final
