@@ -103,10 +103,10 @@ def _agreeing(
 
     if not communicators.is_made():
         channel.call_spares()
-        if not channel.epoch and not channel.num_spares:
-            _require_one_numbering(world(timeout), channel, why)
         communicators.make_communicator(timeout)
     ranks = channel.gather(f"{name} in MPI", communicators.own_rank(), timeout)
+    if len(set(ranks)) < len(ranks):
+        _require_one_numbering(world(), channel, why)  # each is alone in an MPI of its own
     own = communicators.members(ranks, channel.process, channel.epoch, number)
 
     def make(comm: communicators.Members, watch: Watch) -> tuple[Link, Abandonable]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from xpdistribute.hub import Hub
 from xpdistribute.own_address import own_address
 
 ROOT = Path(__file__).parents[2]
@@ -111,28 +112,37 @@ except RuntimeError as error:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs xpdistribute[mpi]")
-def test_hosts_without_mpi_between_them_are_called_by_their_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize("elastic", [False, True])
+def test_hosts_without_mpi_between_them_are_called_by_their_names(*, elastic: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
         addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in (first, second)]
-    processes = []
-    for number in range(2):
-        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": number}}
-        environment = {**os.environ, "TF_CONFIG": json.dumps(task), "XPDISTRIBUTE_HOST": f"node{number}"}
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-c", HOST_ERROR],
-                env=environment,
-                cwd=ROOT,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
+    with Hub(2, "secret", elastic=True).start() as hub:
+        processes = []
+        for number in range(2):
+            task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": number}}
+            by_launcher = {
+                "XPDISTRIBUTE_HUB": hub.address,
+                "XPDISTRIBUTE_TOKEN": "secret",
+                "XPDISTRIBUTE_SIZE": "2",
+                "XPDISTRIBUTE_RANK": str(number),
+                "OMPI_MCA_mpi_ft_enable": "1",
+            }
+            place = by_launcher if elastic else {"TF_CONFIG": json.dumps(task)}
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", HOST_ERROR],
+                    env={**os.environ, **place, "XPDISTRIBUTE_HOST": f"node{number}"},
+                    cwd=ROOT,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
             )
-        )
-    try:
-        told = [process.communicate(timeout=40)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+        try:
+            told = [process.communicate(timeout=40)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
     for number, text in enumerate(told):
         assert (
             f"this is process {number} of 2, and rank 0 of 1 in MPI, which the hosts node0, node1 need"
