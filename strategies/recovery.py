@@ -246,7 +246,8 @@ class Recovery:
                 error.text,
             ) from error
         if speaks_for_all():
-            _log.warning("going on with %d of %d processes: %s", now, before, error)
+            more = f" (and {before - now - 1} more)" if before - now > 1 else ""
+            _log.warning("going on with %d of %d processes: %s%s", now, before, error, more)
         if self._newcomers.has_state:
             self._tell(started, str(error))
 

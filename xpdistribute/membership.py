@@ -201,15 +201,15 @@ class Membership:
             return Decision(kill=kill, say=f"{what}; the others go on without it{why}")
         return self._replace(rank, what, kill)._replace(at_once=not isinstance(event, Failed))
 
-    def _lose_spare(self, event: Event) -> str:
+    def _lose_spare(self, event: Failed | Lost | Silent) -> str:
         self._num_spares_left = max(0, self._num_spares_left - 1)
-        return f"a spare (pid {event.pid}, host {event.host}) has gone, {self._num_spares_left} left"
+        return f"a spare (pid {event.pid}, host {event.host}) {_fate(event)}, {self._num_spares_left} left"
 
     def _take_spare(self, what: str) -> str:
         if not self._num_spares_left:
             return f"{what}; no spare is left, so the others go on without it"
         self._num_spares_left -= 1
-        return f"{what}; a spare takes its place, {self._num_spares_left} left"
+        return f"{what}; a spare will take its place, {self._num_spares_left} left"
 
     def _replace(self, rank: int, what: str, kill: tuple[int, str] | None) -> Decision:
         if not self.can_take_in:

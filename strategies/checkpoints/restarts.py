@@ -27,8 +27,8 @@ def run_with_restarts(
     """Run a function that saves checkpoints as it goes, and run it again from the latest one when it fails.
 
     Where this process is alone it is run again here, whatever exception ended it. In a job of several processes that is done
-    only after an exception that all of them have raised alike, such as that a checkpoint could not be written; all then go
-    on together. When one fails alone or dies, the others have lost what they were about to do with it: they end with a
+    only after an exception that all of them have raised in the same step, or in a call that they make together, such as that a checkpoint could not be
+    written; all then go on together. When one fails alone or dies, the others have lost what they were about to do with it: they end with a
     `PeerFailedError`, and the launcher starts the whole job again, if it may: ``xpdistribute run --max-restarts 3``.
     This function then finds the latest checkpoint. Its count goes on where the launcher's is.
 
@@ -78,8 +78,8 @@ def _require_restartable(error: Exception, restart: int, max_restarts: int, by_l
     together = Together.now()
     if not together.is_alone and not is_common(error):
         error.add_note(
-            "run_with_restarts: not all processes of the job raised it, so it can only go on by being started again — "
-            "xpdistribute run --max-restarts N"
+            "run_with_restarts: it was not raised by a step or a call that all processes of the job make together, so whether all have raised "
+            "it is not known, and the job can only go on by being started again — xpdistribute run --max-restarts N does that N times"
         )
         raise error
     if restart > max_restarts:

@@ -55,7 +55,7 @@ def test_a_spare_takes_the_place_of_a_rank_that_is_killed(launch: Launch, elemen
     assert {end["link"] for end in ends} == {"AgreeingLink"}
     assert [one["lost"] for one in job.all("change") if one["rank"] == 0] == [[2], []]
     assert [one["workers"] for one in job.all("change") if one["rank"] == 0] == [3, 4]
-    assert "has died; a spare takes its place, 0 left" in job.log()
+    assert "has died; a spare will take its place, 0 left" in job.log()
     # The lost step without it, and the next one with the spare.
     assert max(end["slowest"] for end in ends) < 3.0
 
@@ -101,7 +101,7 @@ def test_a_spare_that_is_killed_while_it_waits_is_not_missed_and_not_used(launch
     time.sleep(0.2)
     kill(pids[2])
     assert [end["rank"] for end in job.finish()] == [0, 1, 3]
-    assert "has gone, 0 left" in job.log()
+    assert "has died, 0 left" in job.log()
     assert "no spare is left, so the others go on without it" in job.log()
 
 

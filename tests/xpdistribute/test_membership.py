@@ -63,10 +63,10 @@ def test_spares_take_places_as_long_as_there_are_some_and_no_other_process_is_st
         members.handle(Joined(None, pid, "b", ""), None)
     decided = members.handle(Lost(1, 2, "a", "", "gone"), 1)
     assert decided.replace is None
-    assert decided.say == "rank 1 (pid 2, host a) has died; a spare takes its place, 1 left"
+    assert decided.say == "rank 1 (pid 2, host a) has died; a spare will take its place, 1 left"
     members.handle(Regrouped(1, (1, 3), ("a", "b")), None)
     decided = members.handle(Lost(None, 4, "b", "", "gone"), None)
-    assert decided.say == "a spare (pid 4, host b) has gone, 0 left"
+    assert decided.say == "a spare (pid 4, host b) has died, 0 left"
     assert members.handle(Lost(1, 3, "b", "", "gone"), 3).say == (
         "rank 3 (pid 3, host b) has died; no spare is left, so the others go on without it"
     )
