@@ -244,8 +244,8 @@ def test_ranks_and_spares_killed_at_random_times_leave_the_weights_of_an_undistu
             options=("--spares", str(num_spares)),
         )
         pids = job.until_ready(4)
-        if rng.random() < 0.7:
-            pids += waiting(job, num_spares)
+        spares = waiting(job, num_spares)  # who comes later may come too late for the end of the job
+        pids += spares if rng.random() < 0.7 else []
         victims = rng.sample(pids, rng.choice([1, 2, 3]))
         for pid in victims:
             time.sleep(rng.choice([0.0, rng.uniform(0.0, 0.15), rng.uniform(0.0, 0.4)]))
