@@ -56,8 +56,8 @@ class ClusterPlace:
         hosts: of all processes' hosts, once each, where they are known; else empty.
         hub: ``host:port`` of the hub, where it is known before the processes have talked.
         task: what TF_CONFIG said, if it did.
-        is_spare: whether it computes only when it has taken the place of one that was lost; ``process`` is its number in what was started.
         looked_at: the variables that it was told from, with their values, for messages.
+        is_spare: whether it computes only when it has taken the place of one that was lost; ``process`` is its number in what was started.
     """
 
     kind: ClusterKind

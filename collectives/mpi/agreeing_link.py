@@ -85,6 +85,8 @@ class AgreeingLink(Link):
         self._number = 1
         """Of the collective that this process is in or makes next."""
         self._done = Agreement(self._mpi, comm, self._look_for_losses, _DONE_TAG, comm.size)
+        self._unheard: Exception | None = None
+        """Why this process could not listen to the end of a collective; it makes no other over this link."""
         self._failing = threading.Lock()
         self._broken: CollectiveError | None = None
         self._abandonable: Abandonable | None = None
@@ -148,6 +150,8 @@ class AgreeingLink(Link):
         if self._broken is not None:
             raise _copied(self._broken)
         self._call = call
+        if self._unheard is not None:
+            self._lose(self._unheard)
         outcome: Exception | None = None
         try:
             result = work()
@@ -173,6 +177,8 @@ class AgreeingLink(Link):
         if self._broken is not None:
             raise _copied(self._broken)
         try:
+            if self._unheard is not None:
+                raise self._unheard
             return work()
         except (CollectiveError, self._mpi.Exception) as error:
             if isinstance(error, CollectiveTimeoutError):
@@ -195,8 +201,10 @@ class AgreeingLink(Link):
         """Wait for the others to do their parts, after this process; whether they all have, as all conclude."""
         try:
             self._done.exchange(_DONE, 0)
-        except (PeerFailedError, self._mpi.Exception):
-            # Those that have heard of all go on; that they have, others learn by their votes on what comes next.
+        except (PeerFailedError, self._mpi.Exception) as error:
+            # Those that have heard of all go on; that they have, others learn by their votes on what comes next. This process takes no
+            # part in that: what it did not hear may still come, and would be taken for something of the next call.
+            self._unheard = error
             return self._vote(succeeded=True)
         return True
 

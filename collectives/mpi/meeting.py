@@ -368,8 +368,8 @@ class Meeting:
 
 
 def _of_a_death(mpi: Any) -> list[int]:
-    """What MPI raises where a process has died: to who waits for it, and to who waits for one that has noticed it."""
-    names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+    """What MPI raises to who waits for a process that has died."""
+    names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING")
     return [getattr(mpi, name) for name in names if hasattr(mpi, name)]
 
 
