@@ -78,8 +78,8 @@ class RunOptions(NamedTuple):
         threads: of BLAS in each process; None for what fits.
         timeout: seconds that the job has; None for no limit.
         dry_run: whether to print the command only.
-        spares: how many processes more are started for the places of those that die.
         heartbeat: seconds of silence after which a process of an elastic job is treated as dead; None for the hub's own.
+        spares: how many processes more are started for the places of those that die.
     """
 
     num_processes: int

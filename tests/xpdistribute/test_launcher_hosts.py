@@ -173,14 +173,19 @@ def can_rename_host() -> bool:
 @pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs xpdistribute[mpi]")
 @pytest.mark.skipif(not can_rename_host(), reason="may not give processes another host name (unshare -u)")
 @pytest.mark.parametrize(
-    ("hosts", "expected"),
+    ("hosts", "options", "expected"),
     [
-        ("nodea:1,nodeb:3", ["nodea", "nodeb", "nodeb", "nodeb"]),
-        ("nodea,nodeb", ["nodea"] * 2 + ["nodeb"] * 2),
+        ("nodea:1,nodeb:3", ["-n", "4"], ["nodea", "nodeb", "nodeb", "nodeb"]),
+        ("nodea,nodeb", ["-n", "4"], ["nodea"] * 2 + ["nodeb"] * 2),
+        (
+            "nodea:1,nodeb:2,nodec:1",
+            ["-n", "3", "--elastic", "--spares", "1"],
+            ["nodea", "nodeb", "nodeb", "nodec"],
+        ),
     ],
 )
 def test_each_host_gets_as_many_ranks_as_it_has_slots(
-    tmp_path: Path, hosts: str, expected: list[str]
+    tmp_path: Path, hosts: str, options: list[str], expected: list[str]
 ) -> None:
     program, agent = tmp_path / "train.py", tmp_path / "ssh"
     program.write_text("import os\nprint(os.environ['OMPI_COMM_WORLD_RANK'], os.uname().nodename)")
@@ -188,7 +193,7 @@ def test_each_host_gets_as_many_ranks_as_it_has_slots(
     agent.chmod(0o700)
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "xpdistribute", "run", "-n", "4", "-H", hosts, "--all-output"),
+            *(sys.executable, "-m", "xpdistribute", "run", *options, "-H", hosts, "--all-output"),
             *("--timeout", "25", str(program)),
         ],
         env={**os.environ, "XPDISTRIBUTE_ADDRESS": "127.0.0.1", "PRTE_MCA_plm_ssh_agent": str(agent)},
